@@ -392,15 +392,20 @@ class Collector:
         """
         undelivered, n_before = self._table.undelivered, self._statistics.timesteps
         in_c, block, arena = selection.in_c, self._block, self._table.observed.arena
+        texts = None if arena is None or not arena.has_texts else arena
         said = None if in_c is None else in_c.said()
         if type(said) is int:
             remarks = selection.ordinary.get(said) or self._remarks_of(selection, said)
             if remarks is not None:
                 place = said & PLACE_BITS
+                if texts is not None and self._misreads(texts, selection, place):
+                    return None
                 args = selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
                 return Collected(*args, in_c=in_c)
         elif said is not None:
             place, usual, ends = said
+            if texts is not None and self._misreads(texts, selection, place):
+                return None
             remarks = Remarks(usual, selection.count, ends)
             return Collected(
                 selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
@@ -425,6 +430,8 @@ class Collector:
         if found is None:
             return None
         places, remarks = found
+        if texts is not None and self._misreads(texts, selection, places):
+            return None
         return Collected(ids, selection, places, remarks, kept, n_before, block, arena)
 
     def _remarks_of(self, selection: Selection, flags: int) -> Remarks | None:
@@ -437,6 +444,13 @@ class Collector:
         if infos is None or infos.odd:
             return None
         return Remarks(flags, selection.count, infos=infos)
+
+    def _misreads(self, texts: Arena | Arenas, selection: Selection, places: Any) -> bool:
+        """Read the texts of observations; whether one makes no sense, whose env is `left` then."""
+        odd = texts.read_texts(selection.ids, places)
+        if odd is not None:
+            self.left = odd
+        return odd is not None
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""

@@ -10,13 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from envmgr.errors import StaleViewError
-from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, codec_of, merged_axes, rebuilt
+from envmgr.spaces import (
+    Array,
+    Layout,
+    Leaf,
+    TextLeaf,
+    TextReader,
+    ValueMismatchError,
+    codec_of,
+    merged_axes,
+    objects,
+    rebuilt,
+)
 from envmgr.spaces.agents import lost_step
 from envmgr.types import EnvTimestep
 from envmgr.wire.arenas import COPIED, Placement, Places, place_arrays
@@ -188,8 +200,46 @@ class ObservedEnvs(RowsOfArena, Protocol):
     stale: bytes
 
 
+class _Texts:
+    """The texts of one leaf of an arena, which are read when their observations have arrived.
+
+    Args:
+        bytes_of_all: the leaf (places, rows, bytes of a text).
+        leaf: which.
+
+    Attributes:
+        column: what was read: an array of objects (places, rows).
+    """
+
+    def __init__(self, bytes_of_all: Array, leaf: TextLeaf) -> None:
+        n_places, self._n_rows, self._nbytes = bytes_of_all.shape
+        self._memory = bytes_of_all.data.cast("B")
+        self._read = TextReader(leaf).read_each
+        self.column = np.empty((n_places, self._n_rows), object)
+        self._flat = self.column.reshape(-1)
+
+    def read(self, ids: Sequence[int], places: Where) -> None:
+        """Read some of them; as `Arena.read_texts`.
+
+        Raises:
+            ValueMismatchError: the bytes of one make no sense; none was taken.
+        """
+        n, nbytes, flat = self._n_rows, self._nbytes, self._flat
+        if isinstance(places, int):
+            first = places * n
+            at = [first + row for row in ids]
+        else:
+            at = [place * n + row for place, row in zip(places, ids, strict=True)]
+        texts = self._read(self._memory, [where * nbytes for where in at])
+        for where, text in zip(at, texts, strict=True):
+            flat[where] = text
+
+
 class Arena:
     """The observations of envs of one layout.
+
+    Texts among them are taken out of the shared memory by `read_texts`, before anything else of an
+    observation is read, and only once: what makes no sense is found before it can do harm.
 
     Args:
         arrays: per leaf (places, rows, *shape).
@@ -198,6 +248,9 @@ class Arena:
         env_ids: whose rows they are.
         copies: whether observations are copied out of the arrays.
         guard: wraps views that are handed out; None leaves them.
+
+    Attributes:
+        has_texts: whether `read_texts` has to be called.
     """
 
     def __init__(
@@ -210,6 +263,14 @@ class Arena:
         copies: bool,
         guard: ViewGuard | None,
     ) -> None:
+        pairs = list(zip(layout.leaves, arrays, strict=True))
+        texts = {
+            j: _Texts(a, leaf) for j, (leaf, a) in enumerate(pairs) if isinstance(leaf, TextLeaf)
+        }
+        self._texts = list(texts.values())
+        self.has_texts = bool(texts)
+        self._are_texts = [j in texts for j in range(len(arrays))]
+        arrays = [texts[j].column if j in texts else array for j, array in enumerate(arrays)]
         self._arrays = arrays
         self._env_ids = env_ids
         self._guard = guard
@@ -218,12 +279,36 @@ class Arena:
         self._copies = copies
         self._is_lone = type(layout.skeleton) is int
         self._unflatten = layout.unflatten
-        self._numbers = [leaf.is_number for leaf in layout.leaves]
+        # As batches they are objects as a whole: see `Codec.stack`.
+        self._are_objects = not self._is_lone and all(self._are_texts)
+        self._are_no_arrays = [leaf.is_number or j in texts for j, leaf in enumerate(layout.leaves)]
         self._large = [leaf.nbytes >= _LARGE_BYTES for leaf in layout.leaves]
         # Of shape () and yet an array: iterating over a batch would make a number of it.
         self._pointlike = [leaf.shape == () and not leaf.is_number for leaf in layout.leaves]
         odd = any(self._large) or any(self._pointlike)
         self._are_rows_of_a_copy = copies and self._is_lone and not odd
+
+    def read_texts(self, ids: Sequence[int], places: Where) -> int | None:
+        """Read the texts among observations; what is handed out of them is what is read here.
+
+        Args:
+            ids: numbers of rows.
+            places: where.
+
+        Returns:
+            The env whose text makes no sense; None if all do.
+        """
+        try:
+            for texts in self._texts:
+                texts.read(ids, places)
+        except ValueMismatchError:
+            if len(ids) == 1:
+                return self._env_ids[ids[0]]
+        else:
+            return None
+        each = repeat(places) if isinstance(places, int) else places
+        found = (self.read_texts([i], place) for i, place in zip(ids, each, strict=False))
+        return next((env_id for env_id in found if env_id is not None), None)
 
     def rows_of(self, selection: RowsOfArena, places: Where) -> list[Any]:
         """Return observations one by one, as `rows` does."""
@@ -262,7 +347,7 @@ class Arena:
         else:
             each = [places] * len(ids) if isinstance(places, int) else places
             arena = self._arrays[j]
-            if self._numbers[j]:
+            if self._are_no_arrays[j]:
                 return [arena[place, i] for place, i in zip(each, ids, strict=True)]
             found = [arena[place, i, ...] for place, i in zip(each, ids, strict=True)]
         return [view.copy() for view in found] if self._copies else found
@@ -277,6 +362,8 @@ class Arena:
             places: where.
         """
         rows = selection.rows
+        if self._are_objects:
+            return objects(self.rows(selection.ids, rows, places))
         if type(places) is int and selection.is_slice:
             leaves = selection.arenas.get(places)
             if leaves is None:
@@ -284,16 +371,21 @@ class Arena:
                 selection.arenas[places] = leaves
             if self._copies and self._is_lone:
                 return leaves[0].copy()
-            if self._copies:
-                leaves = [leaf.copy() for leaf in leaves]
-            elif self._guard is not None:
-                env_ids: Any = self._env_ids[rows]
-                leaves = [self._guard.wrap(env_ids, leaf) for leaf in leaves]
+            copies = self._copies
+            leaves = [leaf.copy() for leaf in leaves] if copies else self._shown(leaves, rows)
         elif self._is_lone:
             return self._leaf_batch(0, rows, places)
         else:
             leaves = [self._leaf_batch(j, rows, places) for j in range(len(self._arrays))]
         return leaves[0] if self._is_lone else self._unflatten(leaves)
+
+    def _shown(self, leaves: Sequence[Array], rows: slice) -> list[Array]:
+        """Return views as they are handed out, and texts, which are nobody else's."""
+        env_ids, guard = self._env_ids[rows], self._guard
+        return [
+            leaf.copy() if is_text else leaf if guard is None else guard.wrap(env_ids, leaf)
+            for leaf, is_text in zip(leaves, self._are_texts, strict=True)
+        ]
 
     def _leaf_batch(self, j: int, rows: Rows, places: Where) -> Array:
         if not isinstance(places, int):
@@ -332,6 +424,15 @@ class Arenas:
     def __init__(self, arena_of: Sequence[tuple[Arena, int] | None]) -> None:
         self._arena_of = arena_of
         self._known: dict[tuple[int, ...], list[_Part]] = {}
+        self.has_texts = any(entry is not None and entry[0].has_texts for entry in arena_of)
+
+    def read_texts(self, ids: Sequence[int], places: Where) -> int | None:
+        """Read the texts among observations; as `Arena.read_texts`."""
+        for part in self._parts(ids):
+            odd = part.arena.read_texts(part.ids, _places_of(part, places))
+            if odd is not None:
+                return odd
+        return None
 
     def rows_of(self, selection: RowsOfArena, places: Where) -> list[Any]:
         """Return observations one by one."""
@@ -399,11 +500,10 @@ class ObservationReader:
     def __init__(self, space: Any) -> None:
         self.lost_step = partial(lost_step, space)
         self._structure = codec_of(space).structure
-        # Of what goes to shared memory: all of it, or a part.
-        self._layout = self._structure if self._structure.is_fixed else self._structure.fixed
+        self._layout = self._structure.placed
         self._places = COPIED
         self.latest_step = self.latest_reset = -1
-        self._found_at: list[tuple[Array, bool]] | None = None
+        self._found_at: list[tuple[Array, bool, TextReader | None]] | None = None
         self._copy = True
         self._guard: Guard | None = None
 
@@ -434,7 +534,8 @@ class ObservationReader:
         places = place_arrays(memory, placement)
         # Indexing by a place alone makes a number, not an array, of what has shape ().
         plain = [leaf.is_number or leaf.shape != () for leaf in leaves]
-        self._found_at = list(zip(places, plain, strict=True))
+        texts = [TextReader(leaf) if isinstance(leaf, TextLeaf) else None for leaf in leaves]
+        self._found_at = list(zip(places, plain, texts, strict=True))
         self._copy = copy_on_get
 
     def read(self, reference: Any) -> Any:
@@ -449,32 +550,38 @@ class ObservationReader:
             return lone.from_bytes(reference[0])  # the ordinary case of a reply by message
         if layout is None:
             return reference
-        if structure.is_fixed:
-            return structure.unflatten(self._leaves(layout, reference))
+        if structure.is_fixed or (structure.is_placed and type(reference) is int):
+            return structure.unflatten(self._leaves(reference))
         free = reference[1] if type(reference) is tuple and len(reference) == 2 else None
-        if type(free) is not list or len(free) + len(layout.leaves) != len(structure.leaves):
+        if type(free) is not list or len(free) + len(structure.arrays) != len(structure.leaves):
             raise ValueMismatchError(f"{type(reference).__name__} is not a place with objects")
-        return structure.join(self._leaves(layout, reference[0]), free)
+        if structure.is_placed and type(reference[0]) is not list:
+            raise ValueMismatchError("there is no place for a part of it")
+        return structure.join(self._leaves(reference[0]), free)
 
-    def _leaves(self, layout: Layout, reference: Any) -> list[Any]:
-        """Return the leaves that are arrays."""
+    def _leaves(self, reference: Any) -> list[Any]:
+        """Return the leaves that are in a place, or those that are arrays."""
         if self._found_at is None or type(reference) is list:  # of what was not put in its place
-            if not isinstance(reference, list) or len(reference) != len(layout.leaves):
+            arrays = self._structure.arrays
+            if not isinstance(reference, list) or len(reference) != len(arrays):
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
-            return list(map(Leaf.from_bytes, layout.leaves, reference))
+            return list(map(Leaf.from_bytes, arrays, reference))
         if type(reference) is not int or not 0 <= reference < self._places.count:
             shown = reference if type(reference) is int else f"a {type(reference).__name__}"
             raise ValueMismatchError(f"{shown} is not a place of 0..{self._places.count - 1}")
         self.note(reference)
-        found = [
-            places[reference] if plain else places[reference, ...]
-            for places, plain in self._found_at
+        return [
+            self._shown(places[reference] if plain else places[reference, ...], text)
+            for places, plain, text in self._found_at
         ]
+
+    def _shown(self, view: Any, text: TextReader | None) -> Any:
+        """Return a leaf as it is handed out, given a view of where it is."""
+        if text is not None:
+            return text.read(view.data)
         if self._copy:
-            found = [view.copy() for view in found]
-        elif self._guard is not None:
-            found = list(map(self._guard, found))
-        return found
+            return view.copy()
+        return view if self._guard is None else self._guard(view)
 
     def note(self, place: int) -> None:
         """Remember that the newest observation of its kind is in `place`."""
@@ -608,6 +715,17 @@ class Observed:
             reader.latest_reset = place  # now: the next to be read may be that of a step
             place_bytes[env_id] = place
             in_arena[env_id] = 1
+
+    def misread(self, places: Mapping[int, int]) -> list[int]:
+        """Read the texts among observations that are in these places, by env_id.
+
+        Returns:
+            The envs whose texts make no sense.
+        """
+        arena = self.arena
+        if arena is None or not arena.has_texts:
+            return []
+        return [i for i, place in places.items() if arena.read_texts((i,), place) is not None]
 
     def _note(self, env_id: int) -> None:
         """The newest observation of an env is in use, also when there is a newer one."""

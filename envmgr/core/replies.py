@@ -865,6 +865,9 @@ class ReplyDispatcher:
         if not replied:
             return True
         begun, infos = replies.resets(replied)
+        for env_id in table.observed.misread(begun):
+            del begun[env_id]
+            infos.pop(env_id, None)
         if table.again or table.failed_while_ready or self._statistics.failing:
             begun = {env_id: place for env_id, place in begun.items() if self._is_well(env_id)}
             infos = {env_id: info for env_id, info in infos.items() if env_id in begun}

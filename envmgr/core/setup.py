@@ -152,7 +152,7 @@ class EnvSetup:
         if not self._hosts.transport.has_block:
             return None
         for env_id, (observations, actions, *_) in enumerate(described):
-            if codec_of(observations).layout is None or codec_of(actions).layout is None:
+            if not codec_of(observations).structure.is_placed or codec_of(actions).layout is None:
                 continue
             known = (kind for kind, space in enumerate(spaces) if same_space(space, actions))
             kind_of[env_id] = kind = next(known, len(spaces))

@@ -5,7 +5,9 @@ MultiBinary and nested Dict/Tuple of these) has a *fixed layout*: a list of leav
 checked against it, and can be written into preallocated memory. Other spaces (Text, Sequence,
 Graph, OneOf, custom ones) have none; their values are checked by the space itself and travel as
 they are. So do those of a bare `gymnasium.Space()`, which stands for any object: it checks nothing,
-and is what an env without spaces is taken to have.
+and is what an env without spaces is taken to have. But texts have room in preallocated memory, too,
+if they are not too long for it: observations that have no other parts than arrays and texts are
+*placed* there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from envmgr.spaces.codec import ActionCheck, Codec
 from envmgr.spaces.codecs import codec_of
 from envmgr.spaces.columns import ActionColumns, split_batch
 from envmgr.spaces.equality import has_samples, same_space, space_text
-from envmgr.spaces.layouts import Layout, Leaf
+from envmgr.spaces.layouts import Layout, Leaf, TextLeaf, TextReader, objects
 from envmgr.spaces.values import (
     Array,
     NonFiniteError,
@@ -49,6 +51,8 @@ __all__ = [
     "Leaf",
     "NonFiniteError",
     "OnCast",
+    "TextLeaf",
+    "TextReader",
     "ValueMismatchError",
     "as_batch",
     "check_finite",
@@ -60,6 +64,7 @@ __all__ = [
     "indexed",
     "leafwise",
     "merged_axes",
+    "objects",
     "path_text",
     "put_rows",
     "rebuilt",

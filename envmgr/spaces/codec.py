@@ -28,7 +28,14 @@ class Codec:
     Args:
         space: the space; None has any value.
         strict: actions are checked for the bounds of Box, too, and by spaces of unknown classes.
+
+    Attributes:
+        space: the space.
+        is_asked: it is asked about actions.
+        text_bytes: as of `Leaf`, of values that have no fixed layout.
     """
+
+    text_bytes: int | None = None
 
     def __init__(self, space: spaces.Space[Any] | None, strict: bool) -> None:
         self.space = space
@@ -48,7 +55,8 @@ class Codec:
 
     def skeleton(self, path: Path, leaves: list[Leaf]) -> Any:
         """Add the leaves of the structure to `leaves` and return its skeleton."""
-        leaves.append(Leaf(path, (), np.dtype(object), check=self.check_value))
+        kind = np.dtype(object)
+        leaves.append(Leaf(path, (), kind, check=self.check_value, text_bytes=self.text_bytes))
         return len(leaves) - 1
 
     def bounds(self) -> list[Bounds]:

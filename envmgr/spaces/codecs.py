@@ -13,9 +13,12 @@ from envmgr.spaces.codec import Codec
 from envmgr.spaces.columns import Bounds
 from envmgr.spaces.equality import space_text
 from envmgr.spaces.interrupts import pass_interrupt_on
-from envmgr.spaces.layouts import Leaf
+from envmgr.spaces.layouts import MOST_TEXT_BYTES, Leaf
 from envmgr.spaces.reading import short_text
 from envmgr.spaces.values import Array, Path, ValueMismatchError, path_text, structure_text
+
+_MOST_BYTES_OF_A_CHARACTER = 4
+"""In UTF-8."""
 
 
 class _AskedCodec(Codec):
@@ -34,8 +37,19 @@ class _OneOfCodec(_AskedCodec):
 
 
 class _TextCodec(_OneOfCodec):
+    def __init__(self, space: spaces.Text, strict: bool) -> None:
+        super().__init__(space, strict)
+        most = max(0, int(space.max_length)) * _MOST_BYTES_OF_A_CHARACTER
+        self.text_bytes = min(most, MOST_TEXT_BYTES)
+
     def as_bytes(self, value: Any) -> bytes:
         return str(value).encode("utf-8", "replace")
+
+
+class _AnyTextCodec(Codec):
+    """Of a space of an unknown class that says by its dtype that its values are texts."""
+
+    text_bytes = MOST_TEXT_BYTES
 
 
 class _ArrayCodec(Codec):
@@ -255,14 +269,21 @@ CODECS: dict[type[Any], Callable[[Any, bool], Codec]] = {
 def codec_of(space: spaces.Space[Any] | None, *, strict: bool = False) -> Codec:
     """Return the codec of a space: that of its class, else of the nearest one it derives from.
 
-    Others know of their space whether its values are arrays, which its shape and dtype tell.
+    Others know of their space whether its values are arrays or texts, which its shape and dtype
+    tell.
 
     Args:
         space: the space; None has any value.
         strict: see `Codec`.
     """
     found = (CODECS[cls] for cls in type(space).__mro__ if cls in CODECS)
-    return next(found, _AnyArrayCodec if _says_arrays(space) else Codec)(space, strict)
+    return next(found, _codec_by_what_it_says(space))(space, strict)
+
+
+def _codec_by_what_it_says(space: Any) -> Callable[[Any, bool], Codec]:
+    if _says_arrays(space):
+        return _AnyArrayCodec
+    return _AnyTextCodec if _says_texts(space) else Codec
 
 
 def _says_arrays(space: Any) -> bool:
@@ -270,6 +291,13 @@ def _says_arrays(space: Any) -> bool:
     dtype = getattr(space, "dtype", None)
     known = isinstance(space, spaces.Space) and space.shape is not None
     return known and isinstance(dtype, np.dtype) and dtype.itemsize > 0
+
+
+def _says_texts(space: Any) -> bool:
+    """Whether all values of a space are texts, as MiniGrid's missions are."""
+    dtype = getattr(space, "dtype", None)
+    is_text = isinstance(dtype, np.dtype) and dtype == np.dtype(str)
+    return is_text and isinstance(space, spaces.Space) and space.shape in (None, ())
 
 
 def _action_array(action: Any) -> Array | None:

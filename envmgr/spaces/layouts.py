@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,13 @@ from envmgr.spaces.values import (
     structure_text,
 )
 
+MOST_TEXT_BYTES = 1020
+"""Room that a text has in shared memory, unless its space says that less will do. With its length
+that is 1 KiB."""
+
+_TEXT_LENGTH = struct.Struct("<I")
+_MOST_KNOWN_TEXTS = 1024
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -30,6 +38,7 @@ class Leaf:
         is_number: its value is a numpy number, as Discrete's, and not an array of shape `()`.
         check: raises ValueMismatchError unless it is given an object that is as it should be, and
             its path; None for arrays.
+        text_bytes: it is a text, which has room for so many bytes in shared memory; None if not.
     """
 
     path: Path
@@ -37,6 +46,7 @@ class Leaf:
     dtype: np.dtype[Any]
     is_number: bool = field(default=False, compare=False)
     check: Callable[[Any, Path], None] | None = field(default=None, compare=False, repr=False)
+    text_bytes: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_free(self) -> bool:
@@ -71,6 +81,85 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class TextLeaf(Leaf):
+    """A text as it is in shared memory: an array of bytes, its length and then it in UTF-8."""
+
+    @classmethod
+    def of(cls, leaf: Leaf, n_bytes: int) -> TextLeaf:
+        """Return what a text of so many bytes at most is there."""
+        return cls(leaf.path, (_TEXT_LENGTH.size + n_bytes,), np.dtype(np.uint8))
+
+    def packed(self, text: Any) -> bytes | None:
+        """Return the bytes to write; None of what is no `str`, and of texts that are too long."""
+        if type(text) is not str:
+            return None
+        data = text.encode("utf-8", "surrogatepass")
+        return _TEXT_LENGTH.pack(len(data)) + data if len(data) <= self.room else None
+
+    @cached_property
+    def room(self) -> int:
+        """Most bytes that a text may have."""
+        return self.nbytes - _TEXT_LENGTH.size
+
+
+class TextReader:
+    """Reads texts that are in shared memory; of those that are the same it makes one object.
+
+    Args:
+        leaf: which texts.
+    """
+
+    def __init__(self, leaf: TextLeaf) -> None:
+        self._room = leaf.room
+        self._where = path_text(leaf.path)
+        self._known: dict[bytes, str] = {}
+
+    def read(self, memory: memoryview) -> str:
+        """Return a text, given its bytes.
+
+        Raises:
+            ValueMismatchError: they make no sense.
+        """
+        return self.read_each(memory, (0,))[0]
+
+    def read_each(self, memory: memoryview, at: Iterable[int]) -> list[str]:
+        """Return texts.
+
+        Args:
+            memory: bytes.
+            at: where those of each text begin.
+
+        Raises:
+            ValueMismatchError: those of a text make no sense.
+        """
+        room, header, length_at = self._room, _TEXT_LENGTH.size, _TEXT_LENGTH.unpack_from
+        known, texts = self._known, list[str]()
+        for start in at:
+            (length,) = length_at(memory, start)
+            if length > room:
+                raise ValueMismatchError(
+                    f"value{self._where} is a text of {length} bytes, there is room for {room}"
+                )
+            first = start + header
+            data = bytes(memory[first : first + length])  # once: it may change while it is read
+            text = known.get(data)
+            texts.append(self._decoded(data) if text is None else text)
+        return texts
+
+    def _decoded(self, data: bytes) -> str:
+        try:
+            text = data.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise ValueMismatchError(
+                f"value{self._where} is no text in UTF-8: {error.reason} at byte {error.start}"
+            ) from error
+        if len(self._known) >= _MOST_KNOWN_TEXTS:
+            self._known.clear()
+        self._known[data] = text
+        return text
+
+
+@dataclass(frozen=True)
 class Layout:
     """The leaves of a space, and how to take values apart and put them together.
 
@@ -83,15 +172,38 @@ class Layout:
     skeleton: Any = field(repr=False, hash=False)
 
     @cached_property
+    def arrays(self) -> tuple[Leaf, ...]:
+        """The leaves that are arrays."""
+        return tuple(leaf for leaf in self.leaves if not leaf.is_free)
+
+    @cached_property
     def fixed(self) -> Layout | None:
         """The leaves that are arrays, as a layout of a tuple of them; None if there are none."""
-        leaves = tuple(leaf for leaf in self.leaves if not leaf.is_free)
-        return Layout(leaves, tuple(range(len(leaves)))) if leaves else None
+        return Layout(self.arrays, tuple(range(len(self.arrays)))) if self.arrays else None
 
     @cached_property
     def is_fixed(self) -> bool:
         """Whether all leaves are arrays."""
-        return not any(leaf.is_free for leaf in self.leaves)
+        return len(self.arrays) == len(self.leaves)
+
+    @cached_property
+    def is_placed(self) -> bool:
+        """Whether all leaves have room in shared memory: arrays, and texts."""
+        return all(leaf.text_bytes is not None for leaf in self.leaves if leaf.is_free)
+
+    @cached_property
+    def placed(self) -> Layout | None:
+        """What of the values is in shared memory; None if nothing is.
+
+        That is all of it, or, if there is no room for some of it, the arrays as a tuple.
+        """
+        if self.is_fixed or not self.is_placed:
+            return self if self.is_fixed else self.fixed
+        leaves = [
+            leaf if leaf.text_bytes is None else TextLeaf.of(leaf, leaf.text_bytes)
+            for leaf in self.leaves
+        ]
+        return Layout(tuple(leaves), self.skeleton)
 
     @cached_property
     def lone(self) -> Leaf | None:

@@ -134,12 +134,12 @@ class _Trial:
     def _run(self, env: Any, n_steps: int, seed: int) -> None:
         self._doing = "spaces"
         observation_space, action_space, _ = adapt.spaces_of(env)
-        if codec_of(observation_space).layout is None:
+        if not codec_of(observation_space).structure.is_placed:
             self._note(
                 "spaces",
                 f"observations of {space_text(observation_space)} have no fixed layout, or parts "
                 "of them have none, which are pickled in every step. Use Box, Discrete, "
-                "MultiBinary, MultiDiscrete, Dict and Tuple.",
+                "MultiBinary, MultiDiscrete, Text, Dict and Tuple.",
             )
         self._space, self._of_obs = observation_space, checksum_of(observation_space)
         action_space.seed(seed)

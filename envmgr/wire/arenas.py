@@ -6,7 +6,7 @@ steps and those of resets each have a cycle of their own. The reply names the pl
 are stepped together are at the same place, and their batch is one slice of the array, whichever
 episodes have ended. There are enough places for a view that was handed out to stay valid as long as
 promised: see `Places`. Without an arena, or without a fixed layout, the reply carries the
-observation itself.
+observation itself. A text is in the arena as an array of bytes, if it is not too long.
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ import numpy as np
 
 from envmgr.spaces import (
     Array,
-    Layout,
     Leaf,
     OnCast,
+    TextLeaf,
+    TextReader,
     ValueMismatchError,
     check_finite,
     codec_of,
@@ -68,9 +69,10 @@ class ObservationWriter:
         self._on_cast = on_cast
         self._layout = self._codec.layout
         structure = self._codec.structure
-        # Splits leaves into those that go into the arena and the others, where there are both.
-        self._mixed = structure if structure.fixed and not structure.is_fixed else None
-        self._targets: list[tuple[Array, ...]] | None = None
+        # Splits leaves into arrays and others, where not all are arrays and some have a place.
+        self._mixed = structure if structure.placed and not structure.is_fixed else None
+        self._targets: list[tuple[Any, ...]] | None = None
+        self._texts: list[tuple[int, TextLeaf]] = []  # where they are among the leaves
         self.after: list[int] = []
         self.step_place = self.reset_place = 0
         self.single_array: SingleArray | None = None
@@ -85,17 +87,19 @@ class ObservationWriter:
         places = placement.places
         self.after = [places.after(place) for place in range(places.count)]
         arenas = arena_arrays(memory, placement)
-        arrays = [arena[:, placement.row] for arena in arenas]
+        self._placed = leaves = placement.layout.leaves
+        self._texts = [(j, leaf) for j, leaf in enumerate(leaves) if isinstance(leaf, TextLeaf)]
+        arrays = list(zip(leaves, (arena[:, placement.row] for arena in arenas), strict=True))
         self._targets = [
-            tuple(array[place, ...] for array in arrays) for place in range(places.count)
+            tuple(_target(leaf, array[place, ...]) for leaf, array in arrays)
+            for place in range(places.count)
         ]
-        self._placed = placement.layout.leaves
         self.step_place, self.reset_place = placement.step_place, placement.reset_place
         self.single_array = None
-        leaf = placement.layout.leaves[0]
+        leaf, is_lone = leaves[0], self._mixed is None and type(placement.layout.skeleton) is int
         is_tested = self._rules.refuse_non_finite and has_floats(leaf.dtype)
         finite = finite_test(leaf.dtype, leaf.shape) if is_tested else None
-        if type(placement.layout.skeleton) is int and is_tested == (finite is not None):
+        if is_lone and is_tested == (finite is not None):
             targets = [target for (target,) in self._targets]
             after = self.after[: places.steps]
             self.single_array = SingleArray(
@@ -105,6 +109,7 @@ class ObservationWriter:
     def detach(self) -> None:
         """Write into shared memory no more: replies carry the observations themselves."""
         self._targets = None
+        self._texts = []
         self.single_array = None
 
     def write(self, observation: Any, *, of_reset: bool = False) -> Any:
@@ -153,42 +158,82 @@ class ObservationWriter:
         if self._rules.refuse_non_finite:
             for leaf, value in zip(layout.leaves, leaves, strict=True):
                 check_finite(value, leaf.path)
-        if self._mixed is None or self._mixed.fixed is None:
-            return self._commit_or_copy(layout, leaves, of_reset)
-        fixed, free = self._mixed.split(leaves)
+        mixed = self._mixed
+        if mixed is None:
+            return self._commit_or_copy(layout.leaves, leaves, of_reset)
+        if self._texts:
+            packed = self._packed(leaves)
+            if packed is not None:
+                return self._commit(packed, of_reset)
+        arrays, free = mixed.split(leaves)
         if self._rules.copy_free_form:
             free = list(map(_copied, free))
-        return self._commit_or_copy(self._mixed.fixed, fixed, of_reset), free
+        if mixed.is_placed:  # but not this one: it has a text that is too long, or nowhere to go
+            return _to_bytes(mixed.arrays, arrays), free
+        return self._commit_or_copy(mixed.arrays, arrays, of_reset), free
 
     def with_bytes(self, reference: Any) -> Any:
         """Return a reference that `write` has returned with the bytes in place of the place.
 
         They are for a trainer that does not share the memory which they were written into.
         """
-        if self._targets is None:
+        if self._targets is None or type(reference) is list:
             return reference
         if type(reference) is tuple:
             return self.with_bytes(reference[0]), reference[1]
-        return list(map(Leaf.to_bytes, self._placed, self._targets[reference]))
+        targets = self._targets[reference]
+        if self._mixed is None or not self._texts:
+            return _to_bytes(self._placed, targets)
+        found = list(map(_unpacked, self._placed, targets))
+        arrays, texts = self._mixed.split(found)
+        return _to_bytes(self._mixed.arrays, arrays), texts
 
-    def _commit_or_copy(self, layout: Layout, leaves: Sequence[Array], of_reset: bool) -> Any:
-        """Return a reference to checked leaves: their place, or their bytes."""
+    def _packed(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """Return leaves as they are written; None if one of them is a text without room."""
+        packed = list(leaves)
+        for position, leaf in self._texts:
+            packed[position] = data = leaf.packed(leaves[position])
+            if data is None:
+                return None
+        return packed
+
+    def _commit_or_copy(
+        self, leaves: Sequence[Leaf], values: Sequence[Array], of_reset: bool
+    ) -> Any:
+        """Return a reference to checked arrays: their place, or their bytes."""
         if self._targets is not None:
-            return self._commit(leaves, of_reset)
-        return [leaf.to_bytes(value) for leaf, value in zip(layout.leaves, leaves, strict=True)]
+            return self._commit(values, of_reset)
+        return _to_bytes(leaves, values)
 
-    def _commit(self, leaves: Sequence[Array], of_reset: bool) -> int:
+    def _commit(self, leaves: Sequence[Any], of_reset: bool) -> int:
         """Write checked leaves at the next place and return its number."""
         place = self.reset_place if of_reset else self.step_place
         for target, value in zip(
             self._targets[place] if self._targets else (), leaves, strict=True
         ):
-            target[...] = value
+            if type(value) is bytes:  # a text
+                target[: len(value)] = value
+            else:
+                target[...] = value
         if of_reset:
             self.reset_place = self.after[place]
         else:
             self.step_place = self.after[place]
         return place
+
+
+def _target(leaf: Leaf, array: Array) -> Any:
+    """Return what the value of a leaf is written into."""
+    return array.data if isinstance(leaf, TextLeaf) else array
+
+
+def _unpacked(leaf: Leaf, target: Any) -> Any:
+    """Return what was written: a text, or the array that has it."""
+    return TextReader(leaf).read(target) if isinstance(leaf, TextLeaf) else target
+
+
+def _to_bytes(leaves: Sequence[Leaf], values: Sequence[Array]) -> list[bytearray]:
+    return list(map(Leaf.to_bytes, leaves, values))
 
 
 def _copied(observation: Any) -> Any:

@@ -1,8 +1,8 @@
 """Where the answers of envs go: into messages, or into the env's row of the shared block.
 
 There is one way to answer a step or a reset, and these are its two ends. What the block has no room
-for (failures, large or odd infos, odd rewards) goes by message, exactly as the answer to a request
-that came by message. How an exception of env code is reported is decided here, too.
+for (failures, large or odd infos, odd rewards, long texts) goes by message, exactly as the answer
+to a request that came by message. How an exception of env code is reported is decided here, too.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class BlockSink(MessageSink):
         """Write the answer into the block, the token last: from then on it counts."""
         _, reward, done, ending, info = step_result
         kind = 0 if type(reward) is float else kind_of_reward(reward, self._reward_room)
-        has_room = self.has_written(info)
+        has_room = type(reference) is int and self.has_written(info)
         if kind is None or not has_room:
             return super().answer_step(key, reference, step_result, after, begin_next)
         row = self.row
@@ -276,7 +276,8 @@ class BlockSink(MessageSink):
     def answer_reset(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
         """Write the answer into the block, the token last."""
         flags, row = reference, self.row
-        has_info = type(info) is dict and (
+        has_room = type(reference) is int and type(info) is dict
+        has_info = has_room and (
             not info
             or self.write_reset_info(info)
             or self._has_encoded(info, self._note_odd_reset, self.block.reset_infos)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 import threading
 from collections.abc import Callable
@@ -150,6 +151,84 @@ class Mixed(Formed):
         self.names.append("spoilt")
 
 
+class Missions(gymnasium.Space[str]):
+    """Texts of any length, as MiniGrid's missions: of a class that nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return f"find {self.np_random.integers(9)}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Missions)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Told(gymnasium.Env[Any, Any]):
+    """As envs of MiniGrid: an image, a number and a text. Each image has a text of its own.
+
+    Args:
+        env_id: is in the text, too.
+        has_long: every third text is longer than there is room for.
+    """
+
+    END, RAISE, EXIT = 3, 4, 5
+    """Actions; lesser ones do nothing."""
+
+    def __init__(self, env_id: int = 0, *, has_long: bool = True) -> None:
+        image = Box(0, 255, (2, 4), np.uint8)
+        self.observation_space = Dict(
+            {"direction": Discrete(4), "image": image, "mission": Missions()}
+        )
+        self.action_space = Discrete(6)
+        self.env_id, self.has_long = env_id, has_long
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        if action == self.RAISE:
+            raise ValueError("of the env")
+        if action == self.EXIT:
+            os._exit(3)
+        return self.observe(), 1.0, bool(action == self.END), False, {}
+
+    def observe(self) -> Any:
+        code = int(self.np_random.integers(1 << 24))
+        image = np.array([[self.env_id, *code.to_bytes(3, "big")], [int(self.has_long)] * 4])
+        obs = {"image": image.astype(np.uint8), "direction": code % 4}
+        return {"mission": mission_of(obs["image"]), **obs}
+
+
+def mission_of(image: Any) -> str:
+    """Return the text that `Told` gives beside an image."""
+    env_id, *code = image[0].tolist()
+    number = int.from_bytes(code, "big")
+    length = 2000 if image[1, 0] and number % 3 == 0 else number % 40
+    return f"env {env_id}: fetch the {number}\0ü" + "€" * length
+
+
+def is_told(obs: Any) -> bool:
+    """Whether an observation of `Told` has the text and the number that belong to its image."""
+    image, mission = obs["image"], obs["mission"]
+    assert type(mission) is str
+    assert (mission, obs["direction"]) == (mission_of(image), image[0, 3] % 4)
+    return list(obs) == ["direction", "image", "mission"]
+
+
+class Letters(Formed):
+    """Has texts and nothing else."""
+
+    observation_space = Dict({"head": Text(9), "body": Missions()})
+    action_space = Discrete(5)
+
+    def observe(self) -> Any:
+        return {"head": f"at{self.t}", "body": f"{self.rng.integers(99)} " * 10 ** min(self.t, 3)}
+
+
 class Graphs(Formed):
     """Has graphs, whose values are made of arrays of any length."""
 
@@ -229,6 +308,8 @@ FORMS: dict[type[Any], Callable[[int], Any]] = {
     Dicts: lambda k: {"x": [k], "y": (k, str(k))},
     Bare: lambda k: f"go {k}",
     Mixed: lambda k: {"say": f"go {k}", "push": np.full(2, k / 9, np.float32)},
+    Told: lambda k: k % 3,
+    Letters: lambda k: k % 5,
     Graphs: lambda k: k % 5,
     Records: lambda k: np.array(["left", str(k)], "U8"),
     Loose: lambda k: np.array([{"k": k}, [k]], object),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Text
 
 from envmgr import as_gymnasium, create_env_manager
 from envmgr.errors import ActionError, ConfigError, EnvProtocolError
+from tests.contract.envs import SampleEnv
 from tests.contract.forms import FIXED, FORMS, Bare, Chat, Message, Odd, Small
 from tests.contract.harness import (
     ALL_BLOCK,
@@ -121,6 +124,29 @@ def test_envs_of_different_layouts_are_stepped_through_the_block(
         assert sent == []
     stats = manager.stats()
     assert stats["actions"] == stats["timesteps"]
+
+
+class Silent(SampleEnv):
+    """As `SampleEnv`, without infos: nothing about its steps is out of the ordinary."""
+
+    def step(self, action: Any) -> Any:
+        return (*super().step(action)[:4], {})
+
+
+@over(ALL_BLOCK_SHARED, ALL_MESSAGE, IN_LINE)
+def test_batches_of_several_layouts_are_objects_where_actions_are_of_one(
+    world: World, setup: Setup
+) -> None:
+    spaces = [Text(5), Text(6), Box(0, 1, (2,)), Text(5)]
+    env_fn = [partial(Silent, space, episode_length=99) for space in spaces]
+    manager = world.make(setup, env_fn=env_fn, same_spaces=False, seed=1)
+    for ids in ([0, 1, 2, 3], [0, 3], [0, 1, 2, 3]):
+        ready = manager.ready_arrays(env_ids=ids)
+        manager.send_arrays(ids, np.zeros(len(ids), np.int64))
+        batch = manager.recv_arrays()
+        for obs in (ready.obs, batch.obs):
+            assert (obs.dtype, obs.shape) == (np.dtype(object), (len(ids),))
+            assert all(spaces[i].contains(one) for i, one in zip(ids, obs, strict=True))
 
 
 def test_objects_of_a_script_reach_workers_that_have_another_main(

@@ -63,6 +63,8 @@ SPACES: dict[str, Any] = {
     "graph": Graph(Box(0, 1, (2,), np.float32), Discrete(3)),
     "one of": OneOf((Discrete(3), Box(0, 1, (2,), np.float32))),
     "dict with text": Dict({"words": Text(4), "x": Box(0, 1, (2,), np.float32)}),
+    "dict of texts": Dict({"head": Text(4), "body": Text(300)}),
+    "dict with a sequence": Dict({"n": Sequence(Discrete(4)), "x": Box(0, 1, (2,), np.float32)}),
 }
 FIXED = {name: SPACES[name] for name in list(SPACES)[: list(SPACES).index("text")]}
 """Those with a fixed layout."""

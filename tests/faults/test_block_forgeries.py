@@ -7,6 +7,7 @@ awaited is as if it were not there, and what answers it and makes no sense fails
 
 from __future__ import annotations
 
+import signal
 import struct
 import sys
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,7 @@ from envmgr.wire.messages import AfterStep
 from envmgr.wire.rewards import KINDS, TYPES
 from envmgr.worker.block_steps import BlockStepper
 from tests.contract.envs import Do, ScriptedEnv, seen
+from tests.contract.forms import Told, is_told
 from tests.contract.harness import Setup, World, over, ready_all, step_all
 
 pytestmark = pytest.mark.skipif(not block_is_possible(), reason="no block on this platform")
@@ -328,6 +330,64 @@ def test_who_lies_about_the_time_is_timed_out_all_the_same(world: World, setup: 
         timesteps = manager.recv(1, timeout_s=10.0)
         assert isinstance(timesteps[1].info["error"], EnvTimeout)
         assert seen(ready_all(manager)[1])[:4] == (1, number + 1, 0, 0)
+
+
+class TextForger(Told):
+    """Its text makes no sense, in the step with action RAISE or in the reset that follows it."""
+
+    forges_reset = False
+    _ends_with_forgery = False
+
+    def step(self, action: Any) -> Any:
+        if action != self.RAISE:
+            return super().step(action)
+        if not self.forges_reset:
+            self.forge(of_reset=False)
+        self._ends_with_forgery = True
+        return super().step(self.END)
+
+    def reset(self, **how: Any) -> Any:
+        if self._ends_with_forgery:
+            self.forge(of_reset=True)
+        return super().reset(**how)
+
+    def forge(self, *, of_reset: bool) -> None:
+        """Answer with an observation that has a bad text, and then do nothing any more."""
+        (block, posted), row = reached(), self.env_id
+        (writer,) = (r.runner.writer for r in posted._block_rows if r.sink.env_id == row)
+        place = writer.write(self.observe(), of_reset=of_reset)
+        for target in writer._targets[place]:
+            if isinstance(target, memoryview):
+                target[:4] = b"\xff" * 4
+        flags = block.reset_flags if of_reset else block.flags
+        tokens = block.resets if of_reset else block.replies
+        flags[row] = place
+        tokens[row] = block.requests[row]
+        posted.ring()
+        while True:
+            signal.pause()
+
+
+@sync_blocks
+def test_texts_that_make_no_sense_fail_their_env(world: World, setup: Setup) -> None:
+    env_fn = [partial(TextForger if i == 1 else Told, i, has_long=False) for i in range(3)]
+    manager = world.make(setup, env_fn=env_fn, max_failures=99, max_failures_total=99)
+    for number, forges_reset in enumerate((False, True, False)):
+        ready_all(manager)
+        last = step_all(manager, {0: 1, 1: 2, 2: 3})
+        ready_all(manager)
+        manager.set_attr("forges_reset", forges_reset, env_ids=[1])
+        forged = step_all(manager, {1: Told.RAISE})[1]
+        if forges_reset:
+            assert forged.done
+            assert is_told(forged.obs)
+        else:
+            error = forged.info["error"]
+            assert isinstance(error, EnvProtocolError), error
+            assert "value['mission'] is a text of 4294967295 bytes" in str(error)
+            assert forged.obs["mission"] == last[1].obs["mission"]
+        assert all(map(is_told, ready_all(manager).values()))
+        assert manager.stats()["failures_by_kind"] == {"EnvProtocolError": number + 1}
 
 
 def test_flags_of_the_tests_are_those_of_the_block() -> None:

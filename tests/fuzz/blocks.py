@@ -50,7 +50,10 @@ class BlockReport:
     slowest_s: float = 0.0
 
 
+TEXTS = "texts"
 COLUMNS = (
+    TEXTS,
+    TEXTS,
     "replies",
     "resets",
     "requests",
@@ -80,10 +83,14 @@ class _Scribbler:
         self.rng = random.Random(seed)
         self.report = report
 
-    def __call__(self, block: Block) -> None:
+    def __call__(self, block: Block, texts: Sequence[Any]) -> None:
         rng = self.rng
         while rng.random() < MUTATED_SHARE:
             name = rng.choice(COLUMNS)
+            if name == TEXTS:
+                if texts:
+                    self._write_text(rng.choice(texts))
+                continue
             column: Any = getattr(block, name)
             if name == "wide_rewards":
                 column = column.reshape(-1)
@@ -113,6 +120,14 @@ class _Scribbler:
         if rng.random() < 0.5:
             block.flags[:] |= np.uint16(HAS_INFO)
             forms[:] = number
+
+    def _write_text(self, texts: Any) -> None:
+        for row in range(texts.shape[1]):
+            text = texts[self.rng.randrange(len(texts)), row]
+            data = np.frombuffer(text_bytes(self.rng, len(text)), np.uint8)
+            text[: len(data)] = data
+        self.report.n_mutated += 1
+        self.report.by_column[TEXTS] += 1
 
     def _word(self, column: Any, row: int) -> Any:
         rng, dtype = self.rng, column.dtype
@@ -195,6 +210,16 @@ def info_bytes(rng: random.Random) -> bytes:
     return _framed(msgpack.encode(value), rng)
 
 
+def text_bytes(rng: random.Random, nbytes: int) -> bytes:
+    """Return bytes of a text that is damaged, or made up, or sound."""
+    data = rng.choice(
+        (rng.randbytes(rng.randrange(9)), "ü€\ud800".encode("utf-8", "surrogatepass"))
+    )
+    data = data[: rng.randrange(len(data) + 1)]
+    lengths = (len(data), len(data), len(data) + 1, nbytes - 4, nbytes - 3, 0, rng.getrandbits(32))
+    return struct.pack("<I", rng.choice(lengths)) + data
+
+
 def _framed(packed: bytes, rng: random.Random) -> bytes:
     length = len(packed)
     if rng.random() < 0.2:
@@ -255,6 +280,7 @@ def _fuzz_one_wire(seed: int, n_mutated: int, report: BlockReport) -> None:
         auto_reset=rng.random() < 0.8,
         reset_inplace=rng.random() < 0.2,
         has_forms=rng.random() < 0.3,
+        has_texts=seed % 2 == 0,
     )
     assert wire.supervisor.submitter.posts
     wire.know_forms(FORMS)

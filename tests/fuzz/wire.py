@@ -24,10 +24,12 @@ from envmgr.core import EpisodeRules, Hosts, ManagedEnv, Phase, Supervisor
 from envmgr.core.engine import Engine, Gather
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
+from envmgr.spaces import Array, TextLeaf
 from envmgr.transport.base import HostDied
 from envmgr.transport.process.spawner import SIGKILL, Spawner
 from envmgr.transport.process.transport import ProcessTransport
 from envmgr.types import EnvTimestep
+from envmgr.wire.arenas import arena_arrays
 from envmgr.wire.block import RING_ONCE, Block
 from envmgr.wire.channel import BELL, BELL_ASKED, ChannelClosedError, FrameChannel
 from envmgr.wire.frames import encode, split_frame
@@ -47,8 +49,8 @@ MOST_LOOKS = 10
 Mutate = Callable[["Worker", bytes], Sequence[bytes]]
 """Returns what a worker writes in place of a frame."""
 
-Scribble = Callable[[Block], None]
-"""Writes into the block, when a worker has done so."""
+Scribble = Callable[[Block, Sequence[Array]], None]
+"""Writes into the block, and into texts of observations, when a worker has done so."""
 
 
 class CountingEnv(gymnasium.Env[Any, Any]):
@@ -93,6 +95,23 @@ class GuidedEnv(CountingEnv):
         return {"counts": counts, "task": {"n": self.n_steps}}, *rest
 
 
+class ToldEnv(CountingEnv):
+    """As `CountingEnv`, whose observations have a text beside them, now and then a long one."""
+
+    observation_space = spaces.Dict(  # type: ignore[assignment]
+        {"counts": CountingEnv.observation_space, "told": spaces.Space(dtype=str)}
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        counts, info = super().reset()
+        return {"counts": counts, "told": f"episode {self.n_episodes}"}, info
+
+    def step(self, action: Any) -> Any:
+        counts, *rest = super().step(action)
+        text = f"step {self.n_steps} " * (200 if self.n_steps == 5 else 1)
+        return {"counts": counts, "told": text}, *rest
+
+
 class Worker:
     """The child side of one host.
 
@@ -101,6 +120,7 @@ class Worker:
             be its own invention from now on.
         sent: some frames that it has sent before.
         block: the columns, once it has seen them.
+        texts: those in observations, as bytes (places, rows, bytes of a text).
     """
 
     def __init__(self, spec: HostSpec, write_fd: int, memory_fd: int | None, wire: Wire) -> None:
@@ -109,6 +129,7 @@ class Worker:
         self.is_tainted = False
         self.sent: list[bytes] = []
         self.block: Block | None = None
+        self.texts: list[Array] = []
         self._write_fd = write_fd
         self._memory_fd = memory_fd
         self._wire = wire
@@ -166,6 +187,10 @@ class Worker:
         if message.payload.block is not None:
             memory = self._wire.memory(message.payload.nbytes)
             self.block = Block(memory, message.payload.block)
+            arrays = arena_arrays(memory, message.payload)
+            leaves = zip(message.payload.layout.leaves, arrays, strict=True)
+            found = [array for leaf, array in leaves if isinstance(leaf, TextLeaf)]
+            self.texts = found or self.texts
             self.block.sleeping[self.spec.index] = 1  # so that it is rung for each posting
 
     def look(self) -> None:
@@ -177,7 +202,7 @@ class Worker:
                 self._posted.run(None)
                 self._host.run_resets(len(self._host.pending_resets))
             if self.block is not None:
-                self._wire.scribble(self.block)
+                self._wire.scribble(self.block, self.texts)
                 self.block.sleeping[:] = 1
 
     def send(self, frame: bytes) -> None:
@@ -313,6 +338,7 @@ class Wire:
         auto_reset: whether ended envs are reset.
         reset_inplace: whether steps that end an episode wait for the next one.
         has_forms: every other env has observations that go by message, in part.
+        has_texts: the others have texts in their observations.
 
     Attributes:
         scribble: writes into the block, when a worker has done so.
@@ -328,9 +354,10 @@ class Wire:
         auto_reset: bool = True,
         reset_inplace: bool = False,
         has_forms: bool = False,
+        has_texts: bool = False,
     ) -> None:
         self.mutate: Mutate = lambda worker, frame: (frame,)
-        self.scribble: Scribble = lambda block: None
+        self.scribble: Scribble = lambda block, texts: None
         self.clock = FakeClock()
         self.spawner = _WireSpawner(self)
         self.n_polls_in_vain = 0
@@ -339,7 +366,10 @@ class Wire:
         self.transport = _WireTransport(self.spawner, settings, shared_memory=shared_memory)
         self.transport.wire = self
         limits = Deadlines(STEP_LIMIT_S, STEP_LIMIT_S, 4.0, 0.5)
-        kinds = (CountingEnv, GuidedEnv if has_forms else CountingEnv)
+        kinds = (
+            ToldEnv if has_texts else CountingEnv,
+            GuidedEnv if has_forms else CountingEnv,
+        )
         factories = [partial(kinds[i % 2], i) for i in range(env_num)]
         hosts = Hosts(
             self.transport, factories, HostSettings(), limits, self.clock, num_workers=num_workers
@@ -444,4 +474,5 @@ class Wire:
 def _with_counts(timestep: EnvTimestep) -> EnvTimestep:
     """Return a timestep of any env here as one of `CountingEnv`."""
     obs = timestep.obs
+    assert not isinstance(obs, dict) or isinstance(obs.get("told", ""), str)
     return timestep if not isinstance(obs, dict) else timestep._replace(obs=obs["counts"])

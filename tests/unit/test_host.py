@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, Text
+from gymnasium.spaces import Box, Discrete, Sequence
 
 from envmgr.env.contract import EnvContractError
 from envmgr.spaces import codec_of
@@ -537,13 +537,13 @@ def test_strict_dtypes_are_a_breach_of_the_protocol() -> None:
 
 
 def test_observations_without_layout_travel_as_they_are() -> None:
-    env = ScriptedEnv(step()._replace(obs="abc"), step()._replace(obs="too long"))
-    env.observation_space = Text(5)
-    env.resets = ["first"]
+    env = ScriptedEnv(step()._replace(obs=(1, 2)), step()._replace(obs=(5,)))
+    env.observation_space = Sequence(Discrete(3))
+    env.resets = [(0,)]
     harness = Harness(env)
     harness.build()
-    assert only(harness.reset(), Op.RESET_DONE)[0] == "first"
-    assert only(harness.run(Op.STEP, 0), Op.STEPPED)[0] == "abc"
+    assert only(harness.reset(), Op.RESET_DONE)[0] == (0,)
+    assert only(harness.run(Op.STEP, 0), Op.STEPPED)[0] == (1, 2)
     assert failure_of(harness.run(Op.STEP, 0)).kind is FailureKind.PROTOCOL
 
 
