@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 from envmgr.core import Collected, Next, Phase
+from envmgr.core.phases import Change
 from envmgr.core.submit import submit_calls
 from envmgr.core.table import NEVER, ManagedEnv
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
@@ -121,6 +122,39 @@ class Owed:
     obs: Any
 
 
+class RecordedRows:
+    """What posts and hands out ordinary steps in C, and what that makes of phases.
+
+    Args:
+        in_c: does it.
+        selection: whose steps.
+        expected: the phases of all envs.
+    """
+
+    def __init__(self, in_c: Any, selection: Any, expected: bytearray) -> None:
+        self._in_c, self._rows, self._expected = in_c, selection.rows, expected
+        self._count = selection.count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._in_c, name)
+
+    def post(self, *args: Any) -> int:
+        done: int = self._in_c.post(*args)
+        if done:
+            self._moves(Phase.IDLE, Change.POST, Phase.POSTED)
+        return done
+
+    def deliver(self, *args: Any) -> None:
+        self._in_c.deliver(*args)
+        self._moves(Phase.POSTED, Change.SETTLE, Phase.IDLE)
+
+    def _moves(self, source: Phase, change: Change, target: Phase) -> None:
+        before = self._expected[self._rows]
+        assert before == bytes((source,)) * self._count
+        TAKEN[source, change, target] += self._count
+        self._expected[self._rows] = bytes((target,)) * self._count
+
+
 class SupervisorMachine(RuleBasedStateMachine):
     """One manager's supervisor, its user and its hosts."""
 
@@ -212,6 +246,14 @@ class SupervisorMachine(RuleBasedStateMachine):
         for name in ("apply", "apply_all", "apply_at", "apply_rows"):
             setattr(table, name, recording(getattr(table, name)))
 
+    def _record_what_is_done_in_c(self) -> None:
+        """As `_record_changes`, of phases that change without a call of the table."""
+        selections, phases = self.rig.supervisor.selections, self.rig.supervisor.table.phases
+        make = selections.in_c
+        if make is not None:
+            expected = self.expected[phases]
+            selections.in_c = lambda selection: RecordedRows(make(selection), selection, expected)
+
     def _go_on_launching(self) -> None:
         supervisor = self.rig.supervisor
         if supervisor.repair.launch_failures:
@@ -219,6 +261,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         elif self.phase == "building":
             if all(slot.phase is not Phase.STARTING for slot in supervisor.envs):
                 supervisor.place_observations(same_spaces=False)
+                self._record_what_is_done_in_c()
                 supervisor.begin_episodes()
                 self.phase = "resetting"
         elif self.phase == "resetting" and set(supervisor.table.env_states()) == {EnvState.RUN}:
