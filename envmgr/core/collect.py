@@ -693,8 +693,9 @@ def _infos_of(remarks: Remarks) -> list[Any]:
     if read is not None:
         infos = read.dicts()
         if told:
-            for info in infos:
-                info["terminated"] = info["truncated"] = False
+            for position, info in enumerate(infos):
+                if position not in specials:  # of which some may not say how episodes end
+                    info["terminated"] = info["truncated"] = False
     elif told:
         infos = [{"terminated": False, "truncated": False} for _ in range(count)]
     else:

@@ -30,11 +30,16 @@ CALLED_BY_PYTHON, CALLED_BY_C, SOMEWHERE_ELSE = 0.0, 0.5, 1.0
 def caller() -> Any:
     """Return an observation that says who has called the step of this env.
 
-    Without C that is the function `step` of env_runner; in C nothing comes between that and the
+    Without C that is what `EnvRunner.take_step` has called; in C nothing comes between that and the
     batch.
     """
     frame = sys._getframe(2)
-    known = {"env_runner.py": CALLED_BY_PYTHON, "block_steps.py": CALLED_BY_C}
+    known = {
+        "env_runner.py": CALLED_BY_PYTHON,
+        "gymnasium_env.py": CALLED_BY_PYTHON,
+        "steps.py": CALLED_BY_PYTHON,
+        "block_steps.py": CALLED_BY_C,
+    }
     found = known.get(Path(frame.f_code.co_filename).name, SOMEWHERE_ELSE)
     return np.full(2, found, np.float32)
 

@@ -7,16 +7,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from envmgr.wire.messages import Op
+
 
 @contextmanager
 def sent_by(manager: Any) -> Iterator[list[tuple[Any, ...]]]:
-    """Note every frame that a manager sends in the body, and every ring of a bell."""
+    """Note every frame that a manager sends in the body, and every ring of a bell.
+
+    Without those that tell a host a form of infos: they come once, when that was agreed on.
+    """
     transport = manager._running.engine.transport
     sent: list[tuple[Any, ...]] = []
     send, send_each, ring = transport.send, transport.send_each, transport.ring
 
     def noted_send(host_id: int, prepared: Any) -> None:
-        sent.append(("frame", host_id, prepared))
+        if not _tells_a_form(prepared):
+            sent.append(("frame", host_id, prepared))
         send(host_id, prepared)
 
     def noted_send_each(requests: deque[tuple[int, Any]], **how: Any) -> None:
@@ -37,3 +43,11 @@ def sent_by(manager: Any) -> Iterator[list[tuple[Any, ...]]]:
         yield sent
     finally:
         transport.send, transport.send_each, transport.ring = send, send_each, ring
+
+
+_AT_OP = 3  # in the head of a frame: behind what all frames begin with
+
+
+def _tells_a_form(prepared: Any) -> bool:
+    op = prepared[_AT_OP] if isinstance(prepared, bytes) else getattr(prepared, "op", None)
+    return bool(op == Op.INFO_FORMS)
