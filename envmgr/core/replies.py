@@ -830,7 +830,10 @@ class ReplyDispatcher:
             self._hosts.limits.finished(group)
         elif not group.is_ending:
             where = self._hosts.transport.whereabouts(group.host_id or 0)
-            self._fail(env, failures.timeout(env, env.limit_s, where), Lost.HOST)
+            own = self._hosts.limits.own_of(env)
+            name, charged = ("", True) if own is None else (own.name, own.charged)
+            failure = failures.timeout(env, env.limit_s, where, name)
+            self._fail(env, failure, Lost.HOST, charged=charged)
 
     def _fail(
         self,
