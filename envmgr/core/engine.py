@@ -540,8 +540,20 @@ class Engine:
             self._pump(0.0)
 
     def collect_as_owner(self) -> None:
-        """As `collect`, for the thread that owns the engine."""
-        self._pump(0.0)
+        """As `collect`, for the thread that owns the engine, where no signal handler interrupts."""
+        transport, supervisor = self.transport, self.supervisor
+        transport.poll(0.0)
+        self._apply_steps()
+        if transport.arrivals or transport.needs_attention:
+            self._apply_all()
+        if self.closing:
+            return
+        supervisor.apply_rest()
+        if supervisor.earliest_deadline <= self._clock():
+            transport.poll(0.0)
+            self._apply_all()
+            supervisor.apply_rest()
+            supervisor.expire()
 
     def hand_over(self, owner: Owner) -> Attendant | None:
         """Have a thread own this from now on. The lock is held, and no call is under way.

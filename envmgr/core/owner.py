@@ -29,7 +29,7 @@ from envmgr.core.slots import Slots
 from envmgr.errors import ManagerClosedError
 from envmgr.transport.base import at_most
 from envmgr.transport.process.threads import thread_name
-from envmgr.transport.ready import Waker, await_any
+from envmgr.transport.ready import Waker, Watch, await_any, fds_of
 from envmgr.wire.block import fence
 
 logger = logging.getLogger("envmgr")
@@ -108,6 +108,8 @@ class Owner:
         self._n_rounds = 0
         self._last_job: Callable[[], None] | None = None
         self._has_run = self._is_abandoned = False
+        self._has_news = True
+        self._watch = Watch(())
         self._maker = 0
         self._has_engine = threading.Event()
         self._starting = threading.Lock()
@@ -150,12 +152,13 @@ class Owner:
         """A call for batches is over: it may have left something to do, or timesteps to gather."""
         if self._is_followed:
             self._news.silence()  # if there are more, the next round says so again
+        self._has_news = True
         self.returned = self._engine.supervisor.journal.returning
         self.wake()
 
     def fileno(self) -> int:
         """Return the fd that is readable while timesteps have arrived that are to be gathered."""
-        self._is_followed = True
+        self._is_followed = self._has_news = True
         self.wake()
         return self._news.fileno()
 
@@ -220,6 +223,7 @@ class Owner:
         lock: Any = self._lock
         held = lock._release_save()
         try:
+            self._has_news = True  # it may have come already
             self.wake()
             beside.woken.acquire(timeout=max(at_most(seconds), 0.0))
         finally:  # what an interrupt has left unlocked here is locked in the exit of the call
@@ -254,7 +258,6 @@ class Owner:
             if not self._take_over():
                 return
             while not self._ending:
-                self._asleep = False
                 if not self._acquire():
                     break
                 again, seconds = True, 0.0
@@ -308,25 +311,29 @@ class Owner:
             Whether there is more to do at once, and else for how long there is nothing.
         """
         engine, slots = self._engine, self.slots
-        supervisor = engine.supervisor
+        supervisor, transport = engine.supervisor, engine.transport
         supervisor.journal.finish()  # what an interrupt may have left
-        engine.collect_as_owner()
-        if engine.closing:
-            return True, 0.0
-        supervisor.submitter.have_all_ring()
-        beside = self._beside
+        slots.obey()
+        now, runs_envs, beside = engine.now(), self.runs_envs, self._beside
+        is_full = self._has_news or runs_envs or supervisor.earliest_deadline <= now
+        if is_full:
+            self._has_news = False  # first: `arm` says that there is more
+            engine.collect_as_owner()
+            if engine.closing:
+                return True, 0.0
+            supervisor.submitter.have_all_ring()
         slots.serve(may_lease=beside is None or not beside.names_envs)
-        self._n_rounds += 1
-        if beside is not None and not beside.is_woken and self._is_finished(beside):
-            beside.wake()
-        if self._is_followed and supervisor.collector.arrived_ids():
-            self._news.wake()
-        transport = engine.transport
+        if is_full:
+            self._n_rounds += 1
+            if beside is not None and not beside.is_woken and self._is_finished(beside):
+                beside.wake()
+            if self._is_followed and supervisor.collector.arrived_ids():
+                self._news.wake()
         if transport.arrivals or transport.needs_attention or slots.has_commands:
+            self._has_news = True
             return True, 0.0
-        until = min(supervisor.earliest_deadline, slots.until)
-        seconds = max(until - engine.now(), 0.0)
-        if self.runs_envs and supervisor.table.phases.column.translate(None, _NOT_RUN_HERE):
+        seconds = max(min(supervisor.earliest_deadline, slots.until) - now, 0.0)
+        if runs_envs and supervisor.table.phases.column.translate(None, _NOT_RUN_HERE):
             is_new, self._has_run = not self._has_run, True
             return is_new, min(seconds, _LOOK_IN_LINE_S)  # of a pool, results may come by and by
         self._has_run = False
@@ -341,12 +348,20 @@ class Owner:
     def _sleep(self, seconds: float) -> None:
         """Wait for something to do, without the engine."""
         self._asleep = True
-        if self.slots.has_commands or self._ending:
+        if self.slots.has_commands or self._has_news or self._ending:
+            self._asleep = False
             return
         with contextlib.suppress(OSError, ValueError):  # an fd that `close` has just closed
-            objects = self._engine.transport.news()
-            await_any([self._doorbell, *objects], None if math.isinf(seconds) else seconds)
-        self._doorbell.silence()
+            doorbell = self._doorbell.fileno()
+            fds = [doorbell, *fds_of(self._engine.transport.news())]
+            if self._watch.fds != fds:
+                self._watch = Watch(fds)
+            ready = self._watch.ready(None if math.isinf(seconds) else seconds)
+            if doorbell in ready:
+                self._doorbell.silence()
+            if len(ready) != (doorbell in ready) or not ready:  # not only that; or a time limit
+                self._has_news = True
+        self._asleep = False
 
     def _end(self) -> None:
         """Answer all who wait, and close what is to be closed here."""

@@ -245,7 +245,8 @@ class BlockReplies:
         """Return the envs that have replied to steps that are looked after by themselves."""
         found: list[int] = []
         for phase in _STEPS:
-            found += table.answered(self._block.replies, phase).nonzero()[0].tolist()
+            if phase in table.phases.column:
+                found += table.answered(self._block.replies, phase).nonzero()[0].tolist()
         return found
 
     def resets_of(self, table: EnvTable) -> list[int]:

@@ -34,7 +34,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.outcomes import Outcome, status_of
 from envmgr.spaces import ActionCheck
-from envmgr.types import EnvTimestep, Once, is_abnormal
+from envmgr.types import EnvTimestep, Once, is_abnormal, monotonic
 
 Tell = Callable[[], None]
 """Tells somebody that what was asked for has come; called without the engine, in any thread."""
@@ -185,6 +185,43 @@ class Tenancy:
         self.episode_began_s = 0.0
         self.episode_reward: Any = None
 
+    def left_in(self, call: SlotCall) -> EnvCallAbandoned:
+        """Note that nobody awaits a call any more, and return that as a cause."""
+        text = f"env {self.env_id}: nobody awaited the answer to its {call.during}"
+        cause = self.abandoned(call, text)
+        self.note(call, cause, monotonic())
+        return cause
+
+    def abandoned(self, call: SlotCall, text: str) -> EnvCallAbandoned:
+        """Return the cause of a call's end that is no failure of the env."""
+        env_id = -1 if self.env_id is None else self.env_id
+        return EnvCallAbandoned(text, env_id=env_id, during=call.during, generation=call.generation)
+
+    def note(
+        self, call: SlotCall, cause: EnvFailure | None, now: float, reward: Any = None
+    ) -> None:
+        """Keep what has become of a call, and of the episode if that ends with it."""
+        self.outcome = Outcome(
+            status_of(cause, was_sent=call.was_sent),
+            call.during,
+            -1 if self.env_id is None else self.env_id,
+            call.generation,
+            self.attempt,
+            call.began_s or now,
+            now,
+            None if cause is not None else reward,
+            cause,
+        )
+        if cause is not None and call.during == "step":
+            self.end_episode()
+
+    def end_episode(self) -> None:
+        """The episode ends with the latest call."""
+        if self.outcome is not None:
+            self.episode_outcome = self.outcome.of_episode(
+                began_s=self.episode_began_s, reward=self.episode_reward
+            )
+
 
 class Slots:
     """The leases of one launched manager.
@@ -234,10 +271,11 @@ class Slots:
     def _put(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
         if self._closed_with is not None:  # asked after that: nobody else comes to see to it
-            self._obey()
+            self.obey()
             self.tell_all()
 
-    def _obey(self) -> None:
+    def obey(self) -> None:
+        """Do what was asked for; the engine is held, unless all is shut."""
         commands = self._commands
         while commands:
             with suppress(IndexError):  # another thread has just taken the last one
@@ -259,7 +297,8 @@ class Slots:
             may_lease: whether envs that are free may be leased, which they may not be while a call
                 for batches waits for some that it names.
         """
-        self._find_fatal()
+        if self._supervisor.repair.fatal_errors:
+            self._find_fatal()
         undelivered = self._table.undelivered
         if undelivered:
             for env_id in [i for i in undelivered if i in self._tenants]:
@@ -267,7 +306,6 @@ class Slots:
                     self._take(self._tenants[env_id])
         for tenancy in list(self._resetting.values()):
             self._look_at_reset(tenancy)
-        self._obey()
         if self._leaving:
             self._look_after_leaving()
         if self._waiting and may_lease:
@@ -276,6 +314,8 @@ class Slots:
     @property
     def until(self) -> float:
         """The moment at which `serve` has to look at the latest, if nothing comes before."""
+        if not self._resetting:
+            return NEVER
         moments = (
             call.began_s + call.limit[0]
             for tenancy in self._resetting.values()
@@ -293,7 +333,7 @@ class Slots:
         self._waiting.clear()
         self._tenants.clear()
         self._resetting.clear()
-        self._obey()
+        self.obey()
 
     def _shut(self, tenancy: Tenancy, error: Exception) -> None:
         call = tenancy.call
@@ -302,7 +342,7 @@ class Slots:
             self._told.append(tenancy.tell)
         elif call is not None:
             text = f"env {tenancy.env_id} was closed in its {call.during}: {error}"
-            self._end_call(tenancy, call, self._abandoned(tenancy, call, text), raised=error)
+            self._end_call(tenancy, call, tenancy.abandoned(call, text), raised=error)
 
     def tell_all(self) -> None:
         """Tell everybody for whom there is something."""
@@ -412,7 +452,7 @@ class Slots:
             self._end_call(
                 tenancy,
                 call,
-                self._abandoned(tenancy, call, f"the lease of env {env_id} ended in its step"),
+                tenancy.abandoned(call, f"the lease of env {env_id} ended in its step"),
                 raised=_ended(env_id),
             )
         env, supervisor = self._table.envs[env_id], self._supervisor
@@ -608,12 +648,7 @@ class Slots:
             return
         if tenancy.call is not call or tenancy.env_id is None:
             return
-        text = f"env {tenancy.env_id}: nobody awaited the answer to its {call.during}"
-        self._end_call(tenancy, call, self._abandoned(tenancy, call, text))
-
-    def _abandoned(self, tenancy: Tenancy, call: SlotCall, text: str) -> EnvCallAbandoned:
-        env_id = -1 if tenancy.env_id is None else tenancy.env_id
-        return EnvCallAbandoned(text, env_id=env_id, during=call.during, generation=call.generation)
+        self._end_call(tenancy, call, tenancy.left_in(call))
 
     def _end_call(
         self,
@@ -625,11 +660,9 @@ class Slots:
     ) -> None:
         """End a call without what it was for: the env is in no episode any more."""
         tenancy.call, tenancy.in_episode, tenancy.is_fresh = None, False, False
-        self._note(tenancy, call, cause)
+        tenancy.note(call, cause, self._clock())
         if tenancy.env_id is not None:
             self._resetting.pop(tenancy.env_id, None)
-        if call.during == "step":
-            self._end_episode(tenancy)
         call.error, call.is_over = raised or cause, True
         if not call.is_abandoned:
             self._told.append(call.tell)
@@ -657,24 +690,17 @@ class Slots:
         if is_abnormal(timestep.info):
             timestep = timestep._replace(reward=None)
             cause = _failure_in(timestep.info)
-        self._note(tenancy, call, cause, timestep.reward)
         if cause is None:
             tenancy.episode_reward = _sum(tenancy.episode_reward, timestep.reward)
+        tenancy.note(call, cause, self._clock(), timestep.reward)
         if timestep.done:
             tenancy.in_episode, tenancy.is_fresh = False, call.was_sent
-            self._end_episode(tenancy)
+            tenancy.end_episode()
         if cause is not None and not self._supervisor.repair.recovers:
             self._find_fatal()
             tenancy.fatal, call.error, call.closes = None, cause, True
         call.result, call.is_over = timestep, True
         self._told.append(call.tell)
-
-    def _end_episode(self, tenancy: Tenancy) -> None:
-        if tenancy.outcome is not None:
-            tenancy.episode_outcome = tenancy.outcome.of_episode(
-                began_s=tenancy.episode_began_s,
-                reward=tenancy.episode_reward,
-            )
 
     def _is_begun(self, env: ManagedEnv) -> bool:
         """Whether an env is at the beginning of an episode."""
@@ -726,25 +752,10 @@ class Slots:
         self._resetting.pop(env.env_id, None)
         self._limits.own.pop(env.env_id, None)
         self._table.leased[env.env_id] = None
-        self._note(tenancy, call, None)
+        tenancy.note(call, None, self._clock())
         call.result = self._table.observed.of((env.env_id,))[0], env.reset_info
         call.is_over = True
         self._told.append(call.tell)
-
-    def _note(
-        self, tenancy: Tenancy, call: SlotCall, cause: EnvFailure | None, reward: Any = None
-    ) -> None:
-        tenancy.outcome = Outcome(
-            status_of(cause, was_sent=call.was_sent),
-            call.during,
-            -1 if tenancy.env_id is None else tenancy.env_id,
-            call.generation,
-            tenancy.attempt,
-            call.began_s,
-            self._clock(),
-            None if cause is not None else reward,
-            cause,
-        )
 
     # -- what is to be raised -------------------------------------------------------------------
 

@@ -145,6 +145,8 @@ class _Slot:
         self._owner.wake()
 
     def _abandon(self, call: SlotCall) -> None:
+        if not call.is_over:
+            self._tenancy.left_in(call)
         self._owner.slots.abandon(self._tenancy, call)
         self._owner.wake()
 
@@ -162,14 +164,12 @@ def _reset(
 ) -> SlotCall:
     if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
         raise ConfigError(f"seed should be an integer or None, found {seed!r}. Nothing was reset.")
-    if options is not None:
-        params = {**params, "options": options}
     return SlotCall(
         signal.tell,
         "reset",
         _limit(timeout_s, "timeout_s"),
         seed=None if seed is None else int(seed),
-        params=params,
+        params={**(options or {}), **params},
     )
 
 
@@ -214,10 +214,10 @@ class Slot(_Slot):
 
         Args:
             seed: for this reset, exactly.
-            options: of this reset, as gymnasium's.
+            options: of this reset, as gymnasium's; a `BaseEnv` gets them as keyword arguments.
             timeout_s: the limit of this reset, in seconds; the shorter one of this and
                 `reset_timeout` counts.
-            **params: further keyword arguments of the env's reset.
+            **params: the same as `options`, in another form.
 
         Returns:
             The first observation, and the info.
