@@ -810,7 +810,7 @@ class Repair:
             failure,
             self._hosts.clock(),
             steps=self._selections.steps_of(env.env_id),
-            steps_of_all=self._statistics.actions,
+            steps_of_all=self._statistics.actions + self._statistics.of_slots.actions,
         )
 
     def _carry_out(self, env: ManagedEnv, answer: Answer, lost: Lost) -> None:

@@ -361,7 +361,12 @@ class Slots:
     def _lease(self) -> None:
         """Give free envs to those who wait, in order of asking."""
         table = self._table
-        now = bytes(table.phases.column), bytes(table.states.column), len(table.leased)
+        now = (
+            bytes(table.phases.column),
+            bytes(table.states.column),
+            len(table.leased),
+            (*table.undelivered, *table.unexecuted),
+        )
         n_waiting = len(self._waiting)
         if self._seen == (now, n_waiting):
             return  # nothing was free, and nothing has changed

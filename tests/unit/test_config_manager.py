@@ -40,6 +40,8 @@ DEFAULTS = {
     "start_steps": 0,
     "step_timeout": None,
     "reset_timeout": None,
+    "episode_timeout": None,
+    "release_timeout": 5.0,
     "connect_timeout": 60,
     "close_timeout": 5,
     "shared_memory": True,
