@@ -247,6 +247,17 @@ class TimeLimits:
             return None  # it may be at something that has no limit
         return limited[0]
 
+    def _late_by_own(self, group: HostGroup, now: float) -> ManagedEnv | None:
+        """Return an env that has exceeded a limit of its own, where nobody says what is run.
+
+        It counts from when that was asked for, and what its host does for others counts, too.
+        """
+        for env in group.awaited():
+            own = self.own_of(env)
+            if own is not None and env.since + own.limit_s <= now:
+                return env
+        return None
+
     def _late_in(self, group: HostGroup, now: float) -> ManagedEnv | None:
         """Return the env whose limit has passed in a shared host; else set the next deadline.
 
@@ -254,6 +265,11 @@ class TimeLimits:
         the first of them: it counts from when the host could have begun with that.
         """
         late = group.running or self._first_limited(group)
+        if late is None and self.own:
+            late = self._late_by_own(group, now)
+            if late is not None:
+                late.limit_s = self.of(late)
+                return late
         if late is None:
             group.deadline = NEVER
             if any(self.of(env) != NEVER for env in group.awaited()):

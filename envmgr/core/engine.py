@@ -539,6 +539,11 @@ class Engine:
         else:
             self._pump(0.0)
 
+    def see_ends_of_leases(self) -> None:
+        """Have leases be over that have ended, before a call refuses their envs."""
+        if self._table.leased:
+            self.collect()
+
     def collect_as_owner(self) -> None:
         """As `collect`, for the thread that owns the engine, where no signal handler interrupts."""
         transport, supervisor = self.transport, self.supervisor

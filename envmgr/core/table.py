@@ -555,7 +555,8 @@ class EnvTable:
         """Whether all envs are ready but for those that begin with the next step of others."""
         n_ready = len(self.begins_with_step) - self.begins_with_step.count(1)
         idle, in_run = self.phases.column.count(Phase.IDLE), self.states.column.count(EnvState.RUN)
-        return idle == in_run == n_ready and not (self.undelivered or self.failed_while_ready)
+        is_clear = not (self.undelivered or self.failed_while_ready or self.leased)
+        return idle == in_run == n_ready and is_clear
 
     def is_ready(self, env_id: int) -> bool:
         """Return whether an env takes an action now."""

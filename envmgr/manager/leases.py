@@ -95,13 +95,13 @@ class _Slot:
     """What slots of threads and of coroutines have in common.
 
     Args:
-        lessor: the manager.
+        lease: which gave it; the env is given back when nobody refers to either any more.
         owner: the thread that owns its engine.
-        tenancy: the lease.
+        tenancy: what is known of the lease.
     """
 
-    def __init__(self, lessor: Lessor, owner: Owner, tenancy: Tenancy) -> None:
-        self._lessor = lessor
+    def __init__(self, lease: Lease, owner: Owner, tenancy: Tenancy) -> None:
+        self._lease = lease
         self._owner = owner
         self._tenancy = tenancy
         self._busy = threading.Lock()
@@ -268,7 +268,7 @@ class Slot(_Slot):
         finally:
             self._busy.release()
         if call.closes:
-            self._lessor.close()
+            self._lease.lessor.close()
         return _answer(call)
 
 
@@ -276,16 +276,16 @@ class AsyncSlot(_Slot):
     """An env that is leased to one coroutine.
 
     Args:
-        lessor: the manager.
-        owner: the thread that owns its engine.
-        tenancy: the lease.
+        lease: as of a `Slot`.
+        owner: likewise.
+        tenancy: likewise.
         loop: where the coroutine runs.
     """
 
     def __init__(
-        self, lessor: Lessor, owner: Owner, tenancy: Tenancy, loop: asyncio.AbstractEventLoop
+        self, lease: Lease, owner: Owner, tenancy: Tenancy, loop: asyncio.AbstractEventLoop
     ) -> None:
-        super().__init__(lessor, owner, tenancy)
+        super().__init__(lease, owner, tenancy)
         self._loop = loop
 
     async def reset(
@@ -338,7 +338,7 @@ class AsyncSlot(_Slot):
         finally:
             self._busy.release()
         if call.closes:
-            await in_thread(self._lessor.close, CLOSING)
+            await in_thread(self._lease.lessor.close, CLOSING)
         return _answer(call)
 
 
@@ -348,13 +348,13 @@ class Lease:
     It is for one use. The env is given back at its end in any case, also when it is just dropped.
 
     Args:
-        lessor: the manager.
+        lessor: the manager
         episode_s: the limit of its episodes, in seconds; None: that of the config.
         acquire_s: how long to wait for a free env; None for ever.
     """
 
     def __init__(self, lessor: Lessor, episode_s: float | None, acquire_s: float | None) -> None:
-        self._lessor = lessor
+        self.lessor = lessor
         self._episode_s = _limit(episode_s, "episode_timeout_s")
         self._acquire_s = None if acquire_s is None else validate.checked_seconds(acquire_s)
         self._tenancy: Tenancy | None = None
@@ -378,7 +378,7 @@ class Lease:
         except BaseException:
             self._give_back()
             raise
-        return Slot(self._lessor, owner, tenancy)
+        return Slot(self, owner, tenancy)
 
     def __exit__(self, *exc_info: object) -> None:
         """Give the env back. Does not wait: whatever is under way in it is ended by others."""
@@ -399,7 +399,7 @@ class Lease:
         except BaseException:
             self._give_back()
             raise
-        return AsyncSlot(self._lessor, owner, tenancy, loop)
+        return AsyncSlot(self, owner, tenancy, loop)
 
     async def __aexit__(
         self,
@@ -417,7 +417,7 @@ class Lease:
     def _ask(self, signal: Any) -> tuple[Owner, Tenancy]:
         if self._tenancy is not None:
             raise LeaseError("this lease was used before: call manager.lease() for each")
-        owner = self._lessor.owner()
+        owner = self.lessor.owner()
         tenancy = Tenancy(signal.tell, self._episode_s)
         self._owner, self._tenancy = owner, tenancy
         owner.slots.ask(tenancy)

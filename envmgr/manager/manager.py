@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import os
@@ -652,6 +653,11 @@ class EnvManager:
     def _send_checked(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
         """Send actions of which some need a second look, or have to go by message."""
         submitter, table = supervisor.submitter, supervisor.table
+        if table.leased:
+            self._running.engine.see_ends_of_leases()
+            sent = submitter.by_id(actions, ring)
+            if sent is not None:
+                return sent
         called = validate.envs_in_calls(table, actions)
         if called:  # which an interrupt has left under way
             self._running.engine.wait_until(
@@ -881,7 +887,12 @@ class EnvManager:
         """
         if not self._running.is_launched:
             self._runs_envs_in_owner = not self._transport_cls.works_alone
-            await in_thread(self.launch, LAUNCHING, partial(self.close, 0.0))
+            close = partial(self.close, 0.0)
+            try:
+                await in_thread(self.launch, LAUNCHING, close)
+            except asyncio.CancelledError:
+                await in_thread(close, CLOSING)  # it may have come before there was anything
+                raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -908,6 +919,7 @@ class EnvManager:
         """
         params = validate.checked_params(reset_param, self.env_num)
         with self._running.calling as supervisor:
+            self._running.engine.see_ends_of_leases()
             if supervisor.table.leased and reset_param is None:
                 params = {i: None for i in params if i not in supervisor.table.leased}
             validate.refuse_leased(supervisor.table, params, "reset")
@@ -1301,6 +1313,7 @@ class EnvManager:
     def _at_rest(self, supervisor: Supervisor, what: str) -> list[EnvRecord]:
         """Wait until nothing is under way; return what is known of each env then."""
         refuse_spares(what, self._config.spare_env_num)
+        self._running.engine.see_ends_of_leases()
         validate.refuse_leased(supervisor.table, supervisor.table.all_ids, what)
         come_to_rest(self._running.engine, what)
         self._surface(supervisor)

@@ -76,7 +76,7 @@ async def in_thread(
     Args:
         function: what.
         name: of the thread.
-        on_cancel: called when the wait is cancelled, to have it end sooner.
+        on_cancel: called, in another thread, when the wait is cancelled: has it end sooner.
     """
     job = _Job(function, asyncio.get_running_loop())
     thread = threading.Thread(target=job.run, name=name, daemon=True)
@@ -87,7 +87,9 @@ async def in_thread(
     except asyncio.CancelledError as error:
         cancelled = error
         if on_cancel is not None:
-            on_cancel()
+            hurrying = _Job(on_cancel, asyncio.get_running_loop())
+            threading.Thread(target=hurrying.run, name=name, daemon=True).start()
+            await hurrying.finished()
         await job.finished()
     thread.join()  # it has nothing more to do
     if cancelled is not None:
