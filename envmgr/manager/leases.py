@@ -198,7 +198,13 @@ def _answer(call: SlotCall) -> Any:
 
 
 class Slot(_Slot):
-    """An env that is leased to one thread."""
+    """An env that is leased to one thread.
+
+    Attributes:
+        env_id: which env this is.
+        outcome: what has become of the latest call, as an `Outcome`; None before the first.
+        episode_outcome: what has become of the episode: None while it runs, or if it was left.
+    """
 
     def reset(
         self,
@@ -273,14 +279,7 @@ class Slot(_Slot):
 
 
 class AsyncSlot(_Slot):
-    """An env that is leased to one coroutine.
-
-    Args:
-        lease: as of a `Slot`.
-        owner: likewise.
-        tenancy: likewise.
-        loop: where the coroutine runs.
-    """
+    """An env that is leased to one coroutine; its attributes are those of a `Slot`."""
 
     def __init__(
         self, lease: Lease, owner: Owner, tenancy: Tenancy, loop: asyncio.AbstractEventLoop
