@@ -547,12 +547,13 @@ class Engine:
     def collect_as_owner(self) -> None:
         """As `collect`, for the thread that owns the engine, where no signal handler interrupts."""
         transport, supervisor = self.transport, self.supervisor
-        transport.poll(0.0)
-        self._apply_steps()
-        if transport.arrivals or transport.needs_attention:
-            self._apply_all()
-        if self.closing:
-            return
+        if not transport.await_ring(0.0):  # else nothing but replies in the block
+            transport.poll(0.0)
+            self._apply_steps()
+            if transport.arrivals or transport.needs_attention:
+                self._apply_all()
+            if self.closing:
+                return
         supervisor.apply_rest()
         if supervisor.earliest_deadline <= self._clock():
             transport.poll(0.0)

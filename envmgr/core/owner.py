@@ -277,6 +277,8 @@ class Owner:
             self._end()
 
     def _acquire(self) -> bool:
+        if self._lock.acquire(False):
+            return True
         while not self._lock.acquire(timeout=_LOOK_S):
             if self._ending:
                 return False
@@ -314,8 +316,9 @@ class Owner:
         supervisor, transport = engine.supervisor, engine.transport
         supervisor.journal.finish()  # what an interrupt may have left
         slots.obey()
-        now, runs_envs, beside = engine.now(), self.runs_envs, self._beside
-        is_full = self._has_news or runs_envs or supervisor.earliest_deadline <= now
+        limits, beside = supervisor.hosts.limits, self._beside
+        now, runs_envs = limits.clock(), not transport.works_alone
+        is_full = self._has_news or runs_envs or limits.earliest <= now
         if is_full:
             self._has_news = False  # first: `arm` says that there is more
             engine.collect_as_owner()
@@ -332,7 +335,8 @@ class Owner:
         if transport.arrivals or transport.needs_attention or slots.has_commands:
             self._has_news = True
             return True, 0.0
-        seconds = max(min(supervisor.earliest_deadline, slots.until) - now, 0.0)
+        until = min(limits.earliest, slots.until)
+        seconds = math.inf if until == math.inf else max(until - now, 0.0)
         if runs_envs and supervisor.table.phases.column.translate(None, _NOT_RUN_HERE):
             is_new, self._has_run = not self._has_run, True
             return is_new, min(seconds, _LOOK_IN_LINE_S)  # of a pool, results may come by and by

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -150,11 +150,11 @@ class Tenancy:
         call: what is under way.
         fatal: what the next call raises.
         attempt: resets that its user has asked for.
-        outcome: of the latest call.
         episode_outcome: of the episode; None before its end.
     """
 
     __slots__ = (
+        "_noted",
         "attempt",
         "call",
         "env_id",
@@ -167,7 +167,6 @@ class Tenancy:
         "in_episode",
         "is_fresh",
         "is_over",
-        "outcome",
         "tell",
     )
 
@@ -180,7 +179,7 @@ class Tenancy:
         self.call: SlotCall | None = None
         self.fatal: Exception | None = None
         self.attempt = 0
-        self.outcome: Outcome | None = None
+        self._noted: Outcome | tuple[Any, ...] | None = None
         self.episode_outcome: Outcome | None = None
         self.episode_began_s = 0.0
         self.episode_reward: Any = None
@@ -201,24 +200,34 @@ class Tenancy:
         self, call: SlotCall, cause: EnvFailure | None, now: float, reward: Any = None
     ) -> None:
         """Keep what has become of a call, and of the episode if that ends with it."""
-        self.outcome = Outcome(
-            status_of(cause, was_sent=call.was_sent),
-            call.during,
-            -1 if self.env_id is None else self.env_id,
-            call.generation,
-            self.attempt,
-            call.began_s or now,
-            now,
-            None if cause is not None else reward,
-            cause,
-        )
+        self._noted = call, self.attempt, now, reward, cause
         if cause is not None and call.during == "step":
             self.end_episode()
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """What has become of the latest call; made when somebody wants to know."""
+        noted = self._noted
+        if isinstance(noted, tuple):
+            call, attempt, now, reward, cause = noted
+            self._noted = noted = Outcome(
+                status_of(cause, was_sent=call.was_sent),
+                call.during,
+                -1 if self.env_id is None else self.env_id,
+                call.generation,
+                attempt,
+                call.began_s or now,
+                now,
+                None if cause is not None else reward,
+                cause,
+            )
+        return noted
+
     def end_episode(self) -> None:
         """The episode ends with the latest call."""
-        if self.outcome is not None:
-            self.episode_outcome = self.outcome.of_episode(
+        outcome = self.outcome
+        if outcome is not None:
+            self.episode_outcome = outcome.of_episode(
                 began_s=self.episode_began_s, reward=self.episode_reward
             )
 
@@ -563,40 +572,37 @@ class Slots:
         self._told.append(call.tell)
 
     def _begin_step(self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall) -> None:
-        env_id = env.env_id
-        if not tenancy.in_episode or env.state is not EnvState.RUN:
+        env_id, table = env.env_id, self._table
+        if not tenancy.in_episode or table.states.column[env_id] != EnvState.RUN:
             raise EnvNotReadyError(
                 f"env {env_id} is in no episode: the lease has just begun, the episode has ended, "
                 "or a call was abandoned. Call reset() first. Nothing was sent to it."
             )
         rules, supervisor = self._rules, self._supervisor
         limits = [(rules.step_s, "step_timeout"), (call.limit_s, "timeout_s")]
-        episode_s, name = self._episode_limit(tenancy)
-        if episode_s is not None:
+        if tenancy.episode_s is not None or rules.episode_s is not None:
+            episode_s, name = self._episode_limit(tenancy)
             left_s = tenancy.episode_began_s + episode_s - self._clock()
             if left_s <= 0.0:
                 self._refuse_late(tenancy, env, call, (episode_s, name))
                 return
             limits.append((left_s, name))
-        call.limit = min(
-            ((s, name) for s, name in limits if s is not None), default=None, key=_seconds
-        )
-        call.was_sent = env.failed_while_ready is None
-        supervisor.submitter.alone(env, call.action, rules.checks())
+        call.limit = _shortest(limits)
+        call.was_sent = env_id not in table.failed_while_ready
+        supervisor.submitter.alone(env, call.action, rules.checks)
         call.action = None
         tenancy.call, tenancy.is_fresh = call, False
-        if self._table.unexecuted:
+        if table.unexecuted:
             supervisor.repair.answer_unexecuted()
             if env.timestep is not None:
                 self._take(tenancy)
         elif call.limit is not None and env.phase in _STEP_PHASES:
             self._limits.set_own(env, OwnLimit(_STEP_PHASES, *call.limit))
 
-    def _episode_limit(self, tenancy: Tenancy) -> tuple[float | None, str]:
+    def _episode_limit(self, tenancy: Tenancy) -> tuple[float, str]:
         of_all, of_this = self._rules.episode_s, tenancy.episode_s
-        if of_this is None or (of_all is not None and of_all <= of_this):
-            return of_all, "episode_timeout"
-        return of_this, "episode_timeout_s"
+        limits = [(of_all, "episode_timeout"), (of_this, "episode_timeout_s")]
+        return _shortest(limits) or (math.inf, "")
 
     def _refuse_late(
         self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall, limit: tuple[float, str]
@@ -631,10 +637,8 @@ class Slots:
         self._steps_at_reset[env_id] = _SEEN
         if call.seed is not None:
             env.new_seed = call.seed
-        limits = ((self._rules.reset_s, "reset_timeout"), (call.limit_s, "timeout_s"))
-        call.limit = min(
-            ((s, name) for s, name in limits if s is not None), default=None, key=_seconds
-        )
+        limits = [(self._rules.reset_s, "reset_timeout"), (call.limit_s, "timeout_s")]
+        call.limit = _shortest(limits)
         self._limits.own.pop(env_id, None)
         if call.limit is not None:
             self._limits.own[env_id] = OwnLimit(_RESET_PHASES, *call.limit)
@@ -788,8 +792,13 @@ def _ended(env_id: int | None) -> LeaseEndedError:
     )
 
 
-def _seconds(limit: tuple[float, str]) -> float:
-    return limit[0]
+def _shortest(limits: Iterable[tuple[float | None, str]]) -> tuple[float, str] | None:
+    """Return the shortest of limits, and what sets it; None if there is none."""
+    found = None
+    for seconds, name in limits:
+        if seconds is not None and (found is None or seconds < found[0]):
+            found = seconds, name
+    return found
 
 
 def _failure_in(info: Any) -> EnvFailure | None:

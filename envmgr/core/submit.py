@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -371,7 +371,9 @@ class Submitter:
         self._commit(None, None, ring, encoded)
         return self._selections.of(encoded.env_ids)
 
-    def alone(self, env: ManagedEnv, action: Any, checks: Sequence[ActionCheck] | None) -> None:
+    def alone(
+        self, env: ManagedEnv, action: Any, checks: Callable[[], Sequence[ActionCheck] | None]
+    ) -> None:
         """Have one env that is leased, and ready, take a step that is looked after by itself.
 
         Called where no signal handler interrupts.
@@ -379,7 +381,7 @@ class Submitter:
         Args:
             env: the env.
             action: for it.
-            checks: as of `checked`.
+            checks: gives those of `checked`.
 
         Raises:
             ActionError: the action is refused, or cannot be sent.
@@ -390,7 +392,7 @@ class Submitter:
             selection = self._selections.of((env_id,))
             packed = self._packed_alone(selection, action)
         if packed is None:
-            actions = checked_actions(self._table, {env_id: action}, checks, are_ready=True)
+            actions = checked_actions(self._table, {env_id: action}, checks(), are_ready=True)
             selection, sent = None, self._encoded(actions)
         n_actions = statistics.actions
         self._commit(selection, packed, RING_EACH, sent)

@@ -113,12 +113,12 @@ class _Slot:
         return -1 if env_id is None else env_id
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> Outcome | Any:
         """What has become of the latest call; None before the first."""
         return self._tenancy.outcome
 
     @property
-    def episode_outcome(self) -> Outcome | None:
+    def episode_outcome(self) -> Outcome | Any:
         """What has become of the episode: None while it runs, or if it was left for another."""
         return self._tenancy.episode_outcome
 
@@ -152,7 +152,8 @@ class _Slot:
 
 
 def _step(signal: Any, action: Any, timeout_s: float | None) -> SlotCall:
-    return SlotCall(signal.tell, "step", _limit(timeout_s, "timeout_s"), action=action)
+    limit_s = None if timeout_s is None else _limit(timeout_s, "timeout_s")
+    return SlotCall(signal.tell, "step", limit_s, action=action)
 
 
 def _reset(
