@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ThreadEnvManager,
     )
     from envmgr.observing.signals import dump_on_signal
+    from envmgr.outcomes import Outcome
     from envmgr.registry import ENV_MANAGER_REGISTRY, create_env_manager, get_env_manager_cls
     from envmgr.shortcuts import make
     from envmgr.types import EnvTimestep
@@ -43,6 +44,7 @@ __all__ = [
     "EnvState",
     "EnvTimestep",
     "GymVectorEnvManager",
+    "Outcome",
     "PoolEnvManager",
     "RayEnvManager",
     "Snapshot",
@@ -69,6 +71,7 @@ _HOME = {
     "EnvState": "lifecycle",
     "EnvTimestep": "types",
     "GymVectorEnvManager": "managers",
+    "Outcome": "outcomes",
     "PoolEnvManager": "managers",
     "RayEnvManager": "managers",
     "Snapshot": "manager.snapshots",

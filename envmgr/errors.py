@@ -7,11 +7,17 @@ EnvManagerError
 ├── StateError (RuntimeError)           the call is not legal now; nothing was sent or changed
 │   ├── ManagerClosedError              before `launch` or after `close`
 │   ├── EnvNotReadyError                an env_id cannot take this call in its state
+│   │   └── EnvLeasedError              ... because it is leased
 │   ├── NothingReadyError               `ready_obs` cannot become non-empty
 │   │   └── AllEnvsFailedError          ... ever: every env that is not done has failed for good
 │   ├── StaleViewError                  a view was used after its time (`copy_on_get: checked`)
 │   ├── ConcurrentCallError             two threads called at once
+│   │   └── SlotBusyError               ... or two users of one leased env
+│   ├── LeaseError                      a lease was used otherwise than it can be
+│   │   ├── LeaseEndedError             ... after its end
+│   │   └── WrongLoopError              ... from another event loop
 │   └── IllegalTransitionError          a lifecycle event that the table does not know
+├── LeaseTimeoutError (TimeoutError)    no env was free for a lease in time
 ├── UnknownEnvError (KeyError)          an env_id outside 0..env_num-1
 ├── ActionError (ValueError)            an action that the action space refuses, or a wrong count
 ├── SpaceMismatchError (ValueError)     the envs of one manager have different spaces
@@ -26,6 +32,7 @@ EnvManagerError
     ├── EnvRaised                       its code raised; carries the remote traceback as text
     ├── EnvReportedAbnormal             it said so itself (`info["abnormal"]`)
     ├── EnvProtocolError                what it returned, or what came from its host, is malformed
+    ├── EnvCallAbandoned                nobody awaited its answer
     ├── EnvTimeout (TimeoutError)       it exceeded a time limit
     └── EnvCrash                        its host process died
 """
@@ -81,6 +88,30 @@ class StaleViewError(StateError):
 
 class ConcurrentCallError(StateError):
     """Two threads called the same manager at once."""
+
+
+class LeaseError(StateError):
+    """A lease, or the env that it gives, was used otherwise than it can be."""
+
+
+class LeaseEndedError(LeaseError):
+    """An env was used after its lease, or before; it may be somebody else's by now."""
+
+
+class WrongLoopError(LeaseError):
+    """Something of one event loop was used from another one, or from none."""
+
+
+class SlotBusyError(ConcurrentCallError):
+    """Two coroutines or threads used one leased env at once."""
+
+
+class EnvLeasedError(EnvNotReadyError):
+    """A call for batches names an env that is leased."""
+
+
+class LeaseTimeoutError(EnvManagerError, TimeoutError):
+    """No env was free within `acquire_timeout_s`. Nothing is leased."""
 
 
 class IllegalTransitionError(StateError):
@@ -205,6 +236,14 @@ class EnvTimeout(EnvFailure, TimeoutError):
         self.stacks = stacks
 
 
+class EnvCallAbandoned(EnvFailure):
+    """Who called an env has not awaited the answer: the action may have run, or not.
+
+    It is no failure of the env, and never charged to it: the cause of an outcome that is unresolved
+    because its caller was cancelled or interrupted, or because the manager was closed.
+    """
+
+
 class EnvCrash(EnvFailure):
     """The host process of the env died.
 
@@ -255,9 +294,11 @@ class FailuresExhaustedError(EnvManagerError, RuntimeError):
 
     Attributes:
         failure: the first failure counted in the window; also `__cause__`.
+        env_id: the env whose failure was one too many.
     """
 
-    def __init__(self, message: str, failure: EnvFailure) -> None:
+    def __init__(self, message: str, failure: EnvFailure, env_id: int | None = None) -> None:
         super().__init__(message)
         self.failure = failure
+        self.env_id = failure.env_id if env_id is None else env_id
         self.__cause__ = failure

@@ -19,6 +19,7 @@ from envmgr.env import (
     write_png,
 )
 from envmgr.manager import EnvManager
+from envmgr.manager.leases import AsyncSlot, Slot
 from envmgr.normalizing import Normalization
 from envmgr.registry import ENV_MANAGER_REGISTRY, Registry
 from envmgr.testing import contract, faulty, injuries
@@ -91,6 +92,17 @@ _GROUPS: Mapping[str, Sequence[str]] = {
         "random_action",
         "stepped_together",
     ),
+    "Leases, and calls of coroutines": (
+        "lease",
+        "__aenter__",
+        "__aexit__",
+        "aready_obs",
+        "astep",
+        "arecv",
+        "arecv_arrays",
+        "arrivals",
+        "fileno",
+    ),
     "Normalising": ("normalization",),
     "Resets and seeds": ("reset", "seed", "reset_infos"),
     "Snapshots": ("snapshot", "restore"),
@@ -122,7 +134,9 @@ _GROUPS: Mapping[str, Sequence[str]] = {
     ),
     "For kinds of your own": ("build", "env_spaces", "makes_envs"),
 }
-_NOT_LISTED = frozenset(("__enter__", "__exit__", "makes_envs", "preset"))
+_NOT_LISTED = frozenset(
+    ("__enter__", "__exit__", "__aenter__", "__aexit__", "makes_envs", "preset")
+)
 
 
 def api_page() -> str:
@@ -159,6 +173,7 @@ What all kinds have.
 
 {_classes(envmgr.EnvTimestep, envmgr.BaseEnv, BatchedEnv, BatchedEnvSpec, level=3)}
 {_classes(VectorBatch, ArrayBatch, level=3)}
+{_classes(Slot, AsyncSlot, envmgr.Outcome, level=3)}
 {_classes(EpisodePictures, Normalization, level=3)}
 {_functions(tile_images, write_png)}
 `EnvState` is in the [lifecycle](lifecycle.md), the errors are in [errors](errors.md).

@@ -136,6 +136,19 @@ class ManagerConfig(Section):
         "seconds one reset may take; null: no limit, a warning every 30 s",
         from_file=ANY,
     )
+    episode_timeout: float | None = option(
+        None,
+        _timeout,
+        "seconds one episode of a leased env may take, from its reset; null: no limit",
+        from_file=ANY,
+    )
+    release_timeout: float = option(
+        5.0,
+        number(minimum=0, unit="seconds"),
+        "seconds that a step of a leased env which nobody awaits any more may go on after the end "
+        "of its lease, before its worker is ended",
+        from_file=ANY,
+    )
     connect_timeout: float = option(
         60.0,
         number(above=0, unit="seconds"),

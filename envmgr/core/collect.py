@@ -682,6 +682,15 @@ class Collector:
         self._table.undelivered.update(by_env_id(collected.result))
         self._statistics.timesteps = collected.n_before
 
+    def owe(self, timesteps: Mapping[int, EnvTimestep]) -> None:
+        """Have envs owe timesteps that were handed out, but for those that have stepped since.
+
+        Not to be interrupted.
+        """
+        again = {i: each for i, each in timesteps.items() if not self._table.owes(i)}
+        self._table.undelivered.update(again)
+        self._statistics.timesteps -= len(again)
+
 
 _TERMINATED, _TRUNCATED = TERMINATED << ENDING_SHIFT, TRUNCATED << ENDING_SHIFT
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,22 @@ _PASSED = float("inf")
 
 _CONSTRUCTION = frozenset((Op.HELLO, Op.RENEW))
 _ALL_WORK = _CONSTRUCTION | {Op.RESET, Op.STEP, Op.CALL, Op.GET_ATTR, Op.SET_ATTR, Op.RELEASE}
+
+
+class OwnLimit(NamedTuple):
+    """A limit for what one env is asked now, in place of that of all envs.
+
+    Attributes:
+        phases: what it is the limit of.
+        limit_s: in seconds.
+        name: what sets it, for messages.
+        charged: whether exceeding it counts against the env's failure budget.
+    """
+
+    phases: frozenset[Phase]
+    limit_s: float
+    name: str
+    charged: bool = True
 
 
 class TimeLimits:
@@ -38,6 +54,7 @@ class TimeLimits:
         close_s: the limit of closing.
         limit_episodes: whether steps or resets have a limit.
         earliest: a moment before which no deadline passes; may be too early, never too late.
+        own: limits of what single envs are asked, by env_id.
         changes: grows when there is something new to look after behind the caller.
     """
 
@@ -55,6 +72,7 @@ class TimeLimits:
         self.close_s = deadlines.close_s
         self.limit_episodes = deadlines.step_s is not None or deadlines.reset_s is not None
         self.earliest = NEVER
+        self.own: dict[int, OwnLimit] = {}
         self.changes = 0
         self._table = table
         self._groups = groups
@@ -68,7 +86,7 @@ class TimeLimits:
             Phase.CANCELLING: deadlines.step_s,
             Phase.CALLING: deadlines.reset_s,
         }
-        self._least_s = min(limit for limit in self._by_phase.values() if limit is not None)
+        self._shortest_s = min(limit for limit in self._by_phase.values() if limit is not None)
 
     def look_into(self, block: Block | None) -> None:
         """Find out there what shared hosts are running; None: there is nothing to look into."""
@@ -83,8 +101,15 @@ class TimeLimits:
         if env.host_id is None:
             return self.close_s  # its host lets go of it
         phase = env.phase
+        if (own := self.own_of(env)) is not None:
+            return own.limit_s
         limit_s = self._by_phase.get(Phase.CALLING if phase is Phase.IDLE else phase)
         return NEVER if limit_s is None else limit_s
+
+    def own_of(self, env: ManagedEnv) -> OwnLimit | None:
+        """Return the limit of its own of what an env is busy with, if that has one."""
+        own = self.own.get(env.env_id)
+        return own if own is not None and env.phase in own.phases else None
 
     # -- setting ------------------------------------------------------------------------------
 
@@ -100,6 +125,21 @@ class TimeLimits:
             env.since = asked_at
             if group.running is None and group.deadline == NEVER:
                 self._set_of_group(group, env.since + limit_s)
+
+    def set_own(self, env: ManagedEnv, own: OwnLimit) -> None:
+        """Have what an env was asked just now time out by a limit of its own."""
+        self.own[env.env_id] = own
+        self._shortest_s = min(self._shortest_s, own.limit_s)
+        self.set(env, own.limit_s)
+        group = env.group
+        if group.is_shared and group.running is None:
+            moment = env.since + own.limit_s
+            if moment < group.deadline:
+                self._set_of_group(group, moment)
+
+    def since_then(self, env: ManagedEnv, moment: float) -> None:
+        """Have the limit of what an env was asked count from another moment than now."""
+        env.since = moment
 
     def set_deadline(
         self, env: ManagedEnv, limit_s: float | None, begin: float | None = None
@@ -146,7 +186,7 @@ class TimeLimits:
         """A shared host is done with what it was running, and may begin with something else."""
         group.running = None
         group.quiet_since = self.clock()
-        self._set_of_group(group, group.quiet_since + self._least_s)
+        self._set_of_group(group, group.quiet_since + self._shortest_s)
 
     def _look(self, group: HostGroup, block: Block) -> None:
         """Find out in the block what a shared host is running."""
@@ -207,6 +247,17 @@ class TimeLimits:
             return None  # it may be at something that has no limit
         return limited[0]
 
+    def _late_by_own(self, group: HostGroup, now: float) -> ManagedEnv | None:
+        """Return an env that has exceeded a limit of its own, where nobody says what is run.
+
+        It counts from when that was asked for, and what its host does for others counts, too.
+        """
+        for env in group.awaited():
+            own = self.own_of(env)
+            if own is not None and env.since + own.limit_s <= now:
+                return env
+        return None
+
     def _late_in(self, group: HostGroup, now: float) -> ManagedEnv | None:
         """Return the env whose limit has passed in a shared host; else set the next deadline.
 
@@ -214,11 +265,16 @@ class TimeLimits:
         the first of them: it counts from when the host could have begun with that.
         """
         late = group.running or self._first_limited(group)
+        if late is None and self.own:
+            late = self._late_by_own(group, now)
+            if late is not None:
+                late.limit_s = self.of(late)
+                return late
         if late is None:
             group.deadline = NEVER
             if any(self.of(env) != NEVER for env in group.awaited()):
                 # What has no limit may end without a word: look again, and count from then.
-                group.quiet_since = group.deadline = now + self._least_s
+                group.quiet_since = group.deadline = now + self._shortest_s
             return None
         if group.running is None:
             group.deadline = max(group.quiet_since, late.since) + self.of(late)

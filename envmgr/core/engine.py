@@ -71,9 +71,7 @@ class Call:
         background: told when the call is over.
     """
 
-    def __init__(
-        self, engine: Engine, lock: threading.RLock, background: Background | None
-    ) -> None:
+    def __init__(self, engine: Engine, lock: threading.RLock, background: Attendant | None) -> None:
         self._engine = engine
         self._lock = lock
         self._background = background
@@ -97,6 +95,10 @@ class Call:
             journal.caller = frame
             engine.recover()
         return engine.supervisor
+
+    def have_attended_by(self, owner: Owner) -> None:
+        """Have the owner of the engine be told when a call is over, in place of the background."""
+        self._background = owner
 
     def _await_background(self) -> None:
         """Wait for the background thread, which has the lock; but not for another caller.
@@ -142,6 +144,8 @@ class Call:
         """Make up for an interrupt, also if more of them come."""
         for _ in range(_PATIENCE):
             try:
+                if not self._lock._is_owned():  # type: ignore[attr-defined] # it was lent out
+                    self._lock.acquire()
                 if not self._engine.closing:
                     self._engine.recover()
                 return
@@ -158,7 +162,7 @@ class TracedPublicCall(Call):
     """A `Call` that is noted."""
 
     def __init__(
-        self, engine: Engine, lock: threading.RLock, background: Background | None, tracer: Tracer
+        self, engine: Engine, lock: threading.RLock, background: Attendant | None, tracer: Tracer
     ) -> None:
         super().__init__(engine, lock, background)
         self._clock, self._noted = tracer.clock, tracer.calls
@@ -390,6 +394,46 @@ NARROW_S = 0.005
 """How long a wait may look at nothing but its pivot."""
 
 
+class Attendant(Protocol):
+    """A thread that is told when calls are over.
+
+    Attributes:
+        dormant: it wants to be told only if there is work.
+        thread: it; None before there is one.
+    """
+
+    dormant: bool
+    thread: threading.Thread | None
+
+    def arm(self) -> None:
+        """Look after what calls have left. Called without the lock."""
+
+    def stop(self) -> None:
+        """Have the thread end. Called with the lock."""
+
+    def end(self) -> None:
+        """Wait for the thread, unless this is it, and release what it has."""
+
+
+class Owner(Attendant, Protocol):
+    """A thread that owns an engine: see `core.owner`."""
+
+    @property
+    def runs_envs(self) -> bool:
+        """Whether the code of envs runs in this thread."""
+
+    def have_collected(self) -> None:
+        """Have what has arrived be applied. The lock is held, and lent."""
+
+    def wait_beside(
+        self, finished: Callable[[], bool], deadline: float, look_every_s: float, doing: str
+    ) -> bool:
+        """Wait, as `Engine.wait_until` does. The lock is held, and lent."""
+
+    def close_transport(self, grace_s: float) -> None:
+        """Have the transport closed in this thread, and wait for that."""
+
+
 class Follower(Protocol):
     """Something that looks at a board, and ends with it."""
 
@@ -425,6 +469,7 @@ class Engine:
         supervisor: the envs.
         transport: what they are reached through.
         closing: `close` was called, from whatever thread.
+        owner: the thread that does all that is done with the transport; None: who calls does.
         forks: forks of this process when it was made: in a fork there are more.
         watch: keeps a board of the envs; None if nobody does.
         calling: a context that holds the engine for one public call. Entering it gives the
@@ -450,10 +495,13 @@ class Engine:
         self._spin_s = self._most_spin_s = spin_s
         self.forks = len(FORKS)
         self.closing = False
+        self.owner: Owner | None = None
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
         self._ended = False
-        self._background = Background(self, self._lock) if background else None
+        self._background: Attendant | None = None
+        if background:
+            self._background = Background(self, self._lock)
         tracer, guards = supervisor.hosts.tracer, (self, self._lock, self._background)
         self.calling = Call(*guards) if tracer is None else TracedPublicCall(*guards, tracer)
         self.watch: KeepsBoard | None = None
@@ -465,9 +513,64 @@ class Engine:
         """The frame of the public call under way, see `Journal`."""
         return self.supervisor.journal.caller
 
+    def refuse_if_closed(self) -> None:
+        """Raise what public calls raise that come too late, or in a fork of this process.
+
+        Raises:
+            ManagerClosedError: this is so.
+        """
+        if self.closing or self.forks != len(FORKS):
+            _refuse(self)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `close` has done all it does with the transport."""
+        return self._ended
+
+    @property
+    def lock(self) -> threading.RLock:
+        """What whoever changes anything here holds."""
+        return self._lock
+
     def collect(self) -> None:
         """Apply everything that has arrived, without waiting. The lock is held."""
-        self._pump(0.0)
+        if self.owner is not None:
+            self.owner.have_collected()
+        else:
+            self._pump(0.0)
+
+    def see_ends_of_leases(self) -> None:
+        """Have leases be over that have ended, before a call refuses their envs."""
+        if self._table.leased:
+            self.collect()
+
+    def collect_as_owner(self) -> None:
+        """As `collect`, for the thread that owns the engine, where no signal handler interrupts."""
+        transport, supervisor = self.transport, self.supervisor
+        if not transport.await_ring(0.0):  # else nothing but replies in the block
+            transport.poll(0.0)
+            self._apply_steps()
+            if transport.arrivals or transport.needs_attention:
+                self._apply_all()
+            if self.closing:
+                return
+        supervisor.apply_rest()
+        if supervisor.earliest_deadline <= self._clock():
+            transport.poll(0.0)
+            self._apply_all()
+            supervisor.apply_rest()
+            supervisor.expire()
+
+    def hand_over(self, owner: Owner) -> Attendant | None:
+        """Have a thread own this from now on. The lock is held, and no call is under way.
+
+        Returns:
+            The background thread that there was, which is to be ended without the lock.
+        """
+        before, self._background, self.owner = self._background, owner, owner
+        self.calling.have_attended_by(owner)
+        self.supervisor.submitter.own_sleep = None
+        return before
 
     def uninterrupted(self, job: Callable[[], T]) -> T:
         """Do something that must not be half done: to its end, whatever signal handlers raise."""
@@ -507,6 +610,8 @@ class Engine:
         Raises:
             ManagerClosedError: another thread closed the manager.
         """
+        if self.owner is not None:
+            return self.owner.wait_beside(finished, deadline, look_every_s, doing)
         began = self._clock()
         warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
         self._sleeps(True)  # first of all: whatever comes after it rings
@@ -520,7 +625,7 @@ class Engine:
                 self._sleeps(False)
                 return False
             if now >= warn_at:
-                self._warn(doing)
+                self.warn_of_wait(doing)
                 warn_at = now + WARN_EVERY_S
             until = min(deadline, warn_at, self.supervisor.earliest_deadline, now + look_every_s)
             if pivot is not None and now < narrow_until:
@@ -531,7 +636,7 @@ class Engine:
 
     def _sleeps(self, soon: bool) -> None:
         """Say whether the caller is about to sleep, and has to be rung for."""
-        sleeping = self.supervisor.submitter.sleeping
+        sleeping = self.supervisor.submitter.own_sleep
         if sleeping is not None:
             sleeping[-1] = soon
             if soon:
@@ -554,8 +659,10 @@ class Engine:
             Whether `finished` became true and nothing else has happened, as far as is known. If
             not, `wait_until` goes on.
         """
-        transport, sleeping = self.transport, self.supervisor.submitter.sleeping
+        transport, sleeping = self.transport, self.supervisor.submitter.own_sleep
         if not transport.works_alone:
+            if self.owner is not None:
+                return False
             transport.poll(0.0)
             if not transport.arrivals and finished():
                 return True
@@ -654,7 +761,8 @@ class Engine:
         if self.supervisor.apply_ordinary():
             self.uninterrupted(self.supervisor.apply_rest)
 
-    def _warn(self, doing: str) -> None:
+    def warn_of_wait(self, doing: str) -> None:
+        """Say in the log that a call has been waiting for long, and for what."""
         busy: dict[str, list[int]] = {}
         for env in self.supervisor.envs:
             if env.phase is not Phase.IDLE:
@@ -706,7 +814,9 @@ class Engine:
         with self._lock:
             if not self._ended:
                 self.uninterrupted(self._stop)
-                if self.transport.works_alone:
+                if self.owner is not None and self.owner.runs_envs:
+                    self.owner.close_transport(grace_s)
+                elif self.transport.works_alone:
                     self.uninterrupted(lambda: self.transport.close(grace_s))
                 else:  # its envs are closed in the thread that they ran in
                     self.transport.close(grace_s)

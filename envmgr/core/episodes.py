@@ -471,7 +471,10 @@ class ExplicitResets:
         if not env.owed:
             return
         env.awaits_reset = False
-        self._statistics.cancelled += 1
+        if env.env_id in self._table.leased:
+            self._statistics.of_slots.cancelled += 1
+        else:
+            self._statistics.cancelled += 1
         timestep = self._table.undelivered.pop(env.env_id, None)
         if timestep is None:
             self._hosts.cancel(env)

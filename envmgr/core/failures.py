@@ -444,10 +444,18 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def timeout(env: ManagedEnv, limit_s: float, where: str = "") -> EnvTimeout:
-    """Return the failure of an env that exceeded a time limit; `where` is `EnvTimeout.stacks`."""
+def timeout(env: ManagedEnv, limit_s: float, where: str = "", name: str = "") -> EnvTimeout:
+    """Return the failure of an env that exceeded a time limit.
+
+    Args:
+        env: the env.
+        limit_s: the limit.
+        where: `EnvTimeout.stacks`.
+        name: what has set the limit, if that is no key of the config.
+    """
     key = {"step": "step_timeout", "cancelled step": "step_timeout"}.get(env.phase.label)
     key = key or {"construction": "connect_timeout"}.get(env.phase.label, "reset_timeout")
+    key = name or key
     during = env.phase.label
     if env.host_id is None:  # a shared host that let go of it
         key, during = "close_timeout", "close"
@@ -701,6 +709,8 @@ class Repair:
         if exceeded is not None:
             conditions = situation.conditions | {Condition.EXHAUSTED}
             answer = decide(ANSWERS, replace(situation, conditions=conditions))
+        if self._table.leased and answer.follows not in _ATTEMPTS:
+            self._tell_tenant(env, failure)
         self._carry_out(env, answer, situation.lost)
         self._raise(env, answer.raises, failure, exceeded or "")
         if situation.lost is Lost.HOST:
@@ -788,6 +798,11 @@ class Repair:
             else:
                 self._table.happened(env.env_id, Event.FAILED)
 
+    def _tell_tenant(self, env: ManagedEnv, failure: EnvFailure) -> None:
+        """Note what an env has failed with for who has leased it."""
+        if env.env_id in self._table.leased:
+            self._table.leased[env.env_id] = failure
+
     def _charge(self, env: ManagedEnv, failure: EnvFailure) -> str | None:
         """Charge a failure to the budget; return which limit it exceeds, if any."""
         return self._budget.charge(
@@ -795,7 +810,7 @@ class Repair:
             failure,
             self._hosts.clock(),
             steps=self._selections.steps_of(env.env_id),
-            steps_of_all=self._statistics.actions,
+            steps_of_all=self._statistics.actions + self._statistics.of_slots.actions,
         )
 
     def _carry_out(self, env: ManagedEnv, answer: Answer, lost: Lost) -> None:
@@ -898,6 +913,7 @@ class Repair:
         situation = self._decide_on_episode(env, situation)
         answer = decide(ANSWERS, situation)
         own = of_neighbour(env, failure)
+        self._tell_tenant(env, own)
         self._statistics.note_failed(env.env_id, env.generation, self._hosts.clock())
         self._restorations.resume(env)
         self._tell_user(env, own, decide(USER_GETS, situation))
@@ -942,6 +958,7 @@ class Repair:
             f"on_exhausted: drop to go on without it, or call reset({{{env.env_id}: None}}) to "
             f"have it repaired once more. First failure: {cause}",
             cause,
+            env.env_id,
         )
         logger.error("%s", error)
         self.raise_later(error)
@@ -965,6 +982,17 @@ class Repair:
     def fatal(self) -> Exception | None:
         """What the next public call has to raise; each error is raised by a call of its own."""
         return self.fatal_errors[0] if self.fatal_errors else None
+
+    @property
+    def recovers(self) -> bool:
+        """Whether failures are repaired, and not raised."""
+        return self._policy.recover
+
+    def keep_fatal(self, errors: Sequence[Exception]) -> None:
+        """Have only these be raised by public calls; others are raised elsewhere."""
+        self.fatal_errors.clear()
+        self.fatal_errors.extend(errors)
+        self.urgent = self.urgent and bool(errors)
 
     def take_fatal(self) -> Exception | None:
         """Return what is to be raised now, once."""

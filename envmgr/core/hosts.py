@@ -204,7 +204,8 @@ class Hosts:
         self._change(env, change)
         env.request_id = request_id
         env.next_episode = env.episode + 1
-        self.limits.set(env, self.limits.of_phase(env.phase))
+        own = self.limits.own_of(env)
+        self.limits.set(env, self.limits.of_phase(env.phase) if own is None else own.limit_s)
 
     def settle(self, env: ManagedEnv) -> None:
         """Nothing is awaited of this env any more."""

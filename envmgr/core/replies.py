@@ -245,7 +245,8 @@ class BlockReplies:
         """Return the envs that have replied to steps that are looked after by themselves."""
         found: list[int] = []
         for phase in _STEPS:
-            found += table.answered(self._block.replies, phase).nonzero()[0].tolist()
+            if phase in table.phases.column:
+                found += table.answered(self._block.replies, phase).nonzero()[0].tolist()
         return found
 
     def resets_of(self, table: EnvTable) -> list[int]:
@@ -830,7 +831,10 @@ class ReplyDispatcher:
             self._hosts.limits.finished(group)
         elif not group.is_ending:
             where = self._hosts.transport.whereabouts(group.host_id or 0)
-            self._fail(env, failures.timeout(env, env.limit_s, where), Lost.HOST)
+            own = self._hosts.limits.own_of(env)
+            name, charged = ("", True) if own is None else (own.name, own.charged)
+            failure = failures.timeout(env, env.limit_s, where, name)
+            self._fail(env, failure, Lost.HOST, charged=charged)
 
     def _fail(
         self,

@@ -37,6 +37,23 @@ class Moment(NamedTuple):
 
 
 @dataclass
+class SlotCounts:
+    """What is counted of the steps of leased envs; only the thread that owns the engine changes it.
+
+    Attributes:
+        actions: actions accepted.
+        timesteps: timesteps handed on, the abnormal ones included.
+        cancelled: accepted actions whose timestep nobody awaited.
+        leases: leases begun.
+    """
+
+    actions: int = 0
+    timesteps: int = 0
+    cancelled: int = 0
+    leases: int = 0
+
+
+@dataclass
 class Statistics:
     """What has happened since launch.
 
@@ -61,6 +78,8 @@ class Statistics:
         moments: the latest failures and recoveries; those that lost their host by a neighbour's
             failure fail, too.
         failing: envs that have failed and are not ready again.
+        of_slots: what is counted of leased envs; not in `actions`, `timesteps` and `cancelled`,
+            which are those of calls for batches.
         envs: each of which counts its own resets.
         journal: knows what is counted as delivered, but has not been yet.
     """
@@ -84,6 +103,7 @@ class Statistics:
     latest_failures: deque[EnvFailure] = field(default_factory=lambda: deque(maxlen=_KEPT_FAILURES))
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_KEPT_MOMENTS))
     failing: set[int] = field(default_factory=set)
+    of_slots: SlotCounts = field(default_factory=SlotCounts)
     envs: Sequence[ManagedEnv] = ()
     journal: CallJournal = field(default_factory=CallJournal)
 
@@ -125,8 +145,14 @@ class Statistics:
         These figures only grow. So what is the same in two looks at all of them was true between
         the looks, whatever other threads did meanwhile.
         """
-        before = None
-        while before != (found := (self.cancelled, self._delivered(), self.actions)):
+        before, slots = None, self.of_slots
+        while before != (
+            found := (
+                self.cancelled + slots.cancelled,
+                self._delivered() + slots.timesteps,
+                self.actions + slots.actions,
+            )
+        ):
             before = found
         cancelled, delivered, actions = found
         return {
@@ -157,6 +183,7 @@ class Statistics:
             "recycled": self.recycled,
             "resumed": self.resumed,
             "swaps": self.swaps,
+            "leases": self.of_slots.leases,
             "spare_failures": self.spare_failures,
             "dropped_replies": self.dropped_replies,
             "failures": sum(self.failures_by_kind.values()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ from envmgr.wire.block import (
     PLAIN_END_BITS,
     POSTING_BITS,
     RESETS_ASKED,
+    RING_EACH,
     RING_LAST,
     RING_MASK,
     RING_ONCE,
@@ -119,6 +120,8 @@ class Submitter:
         posts: whether steps are posted in a block; else all go by message.
         sleeping: who is asleep, and has to be rung for; the last one is the trainer. None where
             nothing is posted.
+        own_sleep: the same, for public calls to say there that they are asleep; None also where
+            the owner of the engine sleeps in their place.
         any_shared: whether a host serves several envs.
     """
 
@@ -135,6 +138,7 @@ class Submitter:
         self.posts = False
         self._resets_inplace, self._has_spares = resets_inplace, has_spares
         self.sleeping: Any = None
+        self.own_sleep: Any = None
         self._actions: ActionColumns | None = None
         self._kinds: ActionKinds | None = None
         self._form = -1  # the one in which all envs' actions are written, if there is one
@@ -261,6 +265,7 @@ class Submitter:
     def _use(self, block: Block) -> None:
         self._block, self._form = block, -1
         self._posted, self.sleeping = items(block.posted), items(block.sleeping)
+        self.own_sleep = self.sleeping
 
     # -- the doors --------------------------------------------------------------------------------
 
@@ -365,6 +370,47 @@ class Submitter:
         encoded = self._encoded(checked_actions(self._table, actions, checks))
         self._commit(None, None, ring, encoded)
         return self._selections.of(encoded.env_ids)
+
+    def alone(
+        self, env: ManagedEnv, action: Any, checks: Callable[[], Sequence[ActionCheck] | None]
+    ) -> None:
+        """Have one env that is leased, and ready, take a step that is looked after by itself.
+
+        Called where no signal handler interrupts.
+
+        Args:
+            env: the env.
+            action: for it.
+            checks: gives those of `checked`.
+
+        Raises:
+            ActionError: the action is refused, or cannot be sent.
+        """
+        env_id, statistics, latest = env.env_id, self._statistics, self._latest
+        selection = packed = sent = None
+        if env_id in self._table.posted_alone and env_id not in self._table.failed_while_ready:
+            selection = self._selections.of((env_id,))
+            packed = self._packed_alone(selection, action)
+        if packed is None:
+            actions = checked_actions(self._table, {env_id: action}, checks(), are_ready=True)
+            selection, sent = None, self._encoded(actions)
+        n_actions = statistics.actions
+        self._commit(selection, packed, RING_EACH, sent)
+        statistics.actions = n_actions
+        statistics.of_slots.actions += 1
+        self._latest = latest
+        self._hosts.look_after(env)
+
+    def _packed_alone(self, selection: Selection | None, action: Any) -> _Packed | None:
+        """Pack one action; None if it needs a second look."""
+        if selection is None:
+            return None
+        try:
+            if self._actions is not None:
+                return self._actions.of_values([action])
+            return self._of_kinds(selection, [action])
+        except Exception:  # as in `by_id`
+            return None
 
     def _encoded(self, actions: Mapping[int, Any]) -> _Sent:
         """Encode actions of envs that are ready.

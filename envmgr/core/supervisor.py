@@ -22,7 +22,7 @@ from envmgr.core.setup import EnvSetup
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
 from envmgr.core.submit import Submitter
-from envmgr.core.table import EpisodeRules, Selections
+from envmgr.core.table import EpisodeRules, ManagedEnv, Selections
 from envmgr.lifecycle import Event
 from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
@@ -267,6 +267,24 @@ class Supervisor:
         if len(payloads) == len(self.envs) and all(p is payloads[0] for p in payloads):
             self._setup.repeat_on_spares(op, payloads[0])
 
+    # -- leased envs ------------------------------------------------------------------------
+
+    def refresh(self, env_id: int) -> None:
+        """Have an env that was left in an episode begin another one.
+
+        A spare takes its place, if there is one for it.
+        """
+        env = self.envs[env_id]
+        if self.spares is None:
+            self.resets.begin({env_id: None})
+        else:
+            self.spares.ended(env, self._episodes.begin)
+            self.spares.replace_ended()
+
+    def time_out(self, env: ManagedEnv) -> None:
+        """An env has exceeded the limit of what it is doing, unless it has just done it."""
+        self._dispatcher.time_out(env)
+
     # -- steps ------------------------------------------------------------------------------
 
     def ready_ids(self) -> list[int]:
@@ -325,6 +343,8 @@ class Supervisor:
         if returning is not None and not is_run(returning.caller):  # its call did not return
             self.statistics.timesteps = returning.timesteps.n_before
         self.statistics.cancelled += self.statistics.outstanding
+        slots = self.statistics.of_slots
+        slots.cancelled = slots.actions - slots.timesteps
         self.journal.forget()
         for env in self.hosts.envs:
             self.table.happened(env.env_id, Event.CLOSE)

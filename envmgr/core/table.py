@@ -260,6 +260,9 @@ class EnvTable:
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
         retired: envs whose rows and places are left to a host that could not be killed.
         by_message: those, and envs whose data has no fixed layout: their steps are not posted.
+        leased: envs that calls for batches do not see, and the failure that each was not spared
+            since it was looked at last. They are in `by_message`, so that such calls look twice.
+        posted_alone: those of them whose steps are posted all the same, by who has leased them.
         begins_with_step: 1 for rows of batched envs whose next episodes begin with the next step of
             others.
         again: envs that are to be reset once more when the reset under way is over.
@@ -298,6 +301,8 @@ class EnvTable:
         self.launching = True
         self.retired: set[int] = set()
         self.by_message: set[int] = set()
+        self.leased: dict[int, EnvFailure | None] = {}
+        self.posted_alone: set[int] = set()
         self.begins_with_step = bytearray(count)
         self.again: set[int] = set()
         self.episodes, self.next_episodes, self.episodes_done = ([0] * count for _ in range(3))
@@ -537,7 +542,7 @@ class EnvTable:
     @property
     def are_all_ready(self) -> bool:
         """Whether every env takes an action now, and nothing is awaited of any."""
-        n = self.env_num
+        n = self.env_num  # while an env is leased, `_all_run` is nothing that there is
         return (
             not self.undelivered
             and not self.failed_while_ready
@@ -550,18 +555,21 @@ class EnvTable:
         """Whether all envs are ready but for those that begin with the next step of others."""
         n_ready = len(self.begins_with_step) - self.begins_with_step.count(1)
         idle, in_run = self.phases.column.count(Phase.IDLE), self.states.column.count(EnvState.RUN)
-        return idle == in_run == n_ready and not (self.undelivered or self.failed_while_ready)
+        is_clear = not (self.undelivered or self.failed_while_ready or self.leased)
+        return idle == in_run == n_ready and is_clear
 
     def is_ready(self, env_id: int) -> bool:
         """Return whether an env takes an action now."""
         if self.states.column[env_id] != EnvState.RUN or self.owes(env_id):
+            return False
+        if env_id in self.leased:
             return False
         return self._together is None or self._together.is_settled(env_id)
 
     def is_coming(self, env_id: int) -> bool:
         """Return whether an env that is not ready will be without anybody doing anything."""
         together, pools = self._together, self._pools
-        if pools is not None and not pools.gives(env_id):
+        if env_id in self.leased or (pools is not None and not pools.gives(env_id)):
             return False
         return self.envs[env_id].is_coming if together is None else together.is_coming(env_id)
 
@@ -571,8 +579,9 @@ class EnvTable:
         return has_sent or env_id in self.undelivered or env_id in self.unexecuted
 
     def owed_ids(self) -> list[int]:
-        """Return the envs that owe a timestep, ascending."""
-        return [env_id for env_id in range(self.env_num) if self.owes(env_id)]
+        """Return the envs that owe a timestep, ascending; without those that are leased."""
+        leased = self.leased
+        return [i for i in range(self.env_num) if self.owes(i) and i not in leased]
 
     def ready_ids(self) -> list[int]:
         """Return the envs that take an action now, ascending."""
@@ -581,6 +590,8 @@ class EnvTable:
         ready = self._owing_none_in(self.states.view == np.uint8(EnvState.RUN))
         if self.undelivered or self.unexecuted:
             ready = [i for i in ready if not self.owes(i)]
+        if self.leased:
+            ready = [i for i in ready if i not in self.leased]
         return ready if self._together is None else self._together.settled(ready)
 
     def _owing_none_in(self, chosen: npt.NDArray[np.bool_]) -> list[int]:
@@ -607,7 +618,27 @@ class EnvTable:
         """Use the row and the places of an env no more."""
         self.retired.add(env_id)
         self.by_message.add(env_id)
+        self.posted_alone.discard(env_id)
         self.observed.retire(env_id)
+
+    # -- who is leased ------------------------------------------------------------------------
+
+    def lease(self, env_id: int) -> None:
+        """Have calls for batches not see an env any more."""
+        self.leased[env_id] = None
+        if env_id not in self.by_message:
+            self.by_message.add(env_id)
+            self.posted_alone.add(env_id)
+        self._all_run = b""
+
+    def unlease(self, env_id: int) -> None:
+        """Have calls for batches see an env again."""
+        del self.leased[env_id]
+        if env_id in self.posted_alone:
+            self.posted_alone.discard(env_id)
+            self.by_message.discard(env_id)
+        if not self.leased:
+            self._all_run = bytes((EnvState.RUN,)) * self.env_num
 
     def clear(self) -> None:
         """Let go of all observations and timesteps: they may be views of shared memory."""

@@ -23,6 +23,7 @@ from envmgr.errors import (
     ActionError,
     ConfigError,
     EnvAttributeError,
+    EnvLeasedError,
     EnvNotReadyError,
     MethodAccessError,
     UnknownEnvError,
@@ -367,7 +368,11 @@ _ADVICE = {
 
 
 def checked_actions(
-    table: EnvTable, actions: Any, checks: Sequence[ActionCheck] | None
+    table: EnvTable,
+    actions: Any,
+    checks: Sequence[ActionCheck] | None,
+    *,
+    are_ready: bool = False,
 ) -> dict[int, Any]:
     """Return actions by env_id, which can be submitted as far as can be told.
 
@@ -375,6 +380,7 @@ def checked_actions(
         table: the envs.
         actions: `{env_id: action}`.
         checks: the check of each env's actions; None if they are not to be checked.
+        are_ready: who asks knows that they take one now, because they are leased.
 
     Raises:
         ActionError: not a mapping, or an action that the space refuses.
@@ -382,7 +388,8 @@ def checked_actions(
         EnvNotReadyError: an env that cannot take an action now.
     """
     actions = actions_by_id(actions)
-    env_num, ready, envs = table.env_num, table.are_all_ready, table.envs
+    env_num, envs = table.env_num, table.envs
+    ready = are_ready or table.are_all_ready
     checked: dict[int, Any] = {}
     for key, action in actions.items():
         env_id = key if type(key) is int and 0 <= key < env_num else checked_env_id(key, env_num)
@@ -441,6 +448,8 @@ def _plain_action(env_id: int, action: Any) -> Any:
 
 def _not_ready(table: EnvTable, env_id: int) -> EnvNotReadyError:
     state = table.states[env_id]
+    if env_id in table.leased:
+        return _is_leased([env_id], "cannot be stepped with others")
     if table.envs[env_id].phase is Phase.CALLING:
         advice = "a call of it has not ended: try again when it has, or reset it"
     elif table.owes(env_id):
@@ -453,12 +462,32 @@ def _not_ready(table: EnvTable, env_id: int) -> EnvNotReadyError:
     )
 
 
+def _is_leased(env_ids: Sequence[int], what: str) -> EnvLeasedError:
+    return EnvLeasedError(
+        f"envs {list(env_ids)} {what}: they are leased, each to one coroutine or thread. Use them "
+        "there (env.step, env.reset), leave them out of this call, or make it when the leases have "
+        "ended. Nothing was sent to any env."
+    )
+
+
+def refuse_leased(table: EnvTable, env_ids: Iterable[int], what: str) -> None:
+    """Refuse calls for batches that name envs which are leased.
+
+    Raises:
+        EnvLeasedError: one of them is.
+    """
+    leased = [i for i in env_ids if i in table.leased] if table.leased else []
+    if leased:
+        raise _is_leased(leased, f"cannot take part in {what}")
+
+
 def refuse_while_pending(table: EnvTable, env_ids: Iterable[int], what: str) -> None:
     """Refuse calls to envs that are executing a step.
 
     Raises:
         EnvNotReadyError: one of them is.
     """
+    refuse_leased(table, env_ids, what)
     pending = [i for i in env_ids if table.owes(i)]
     if pending:
         raise EnvNotReadyError(

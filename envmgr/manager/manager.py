@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import Self
 
@@ -40,6 +41,7 @@ from envmgr.core.launching import (
     prepare_resets,
     replay_payloads,
 )
+from envmgr.core.owner import Owner
 from envmgr.env import adapt, videos
 from envmgr.env.batch_specs import batches_of
 from envmgr.errors import (
@@ -54,6 +56,7 @@ from envmgr.hot import WHY
 from envmgr.launch import checked_factories, open_engine, with_batches
 from envmgr.lifecycle import EnvState
 from envmgr.manager.described import DescribedEnvs
+from envmgr.manager.leases import Lease, Lessor
 from envmgr.manager.requests import (
     attributes_of,
     await_callable,
@@ -71,16 +74,19 @@ from envmgr.manager.snapshots import (
     refuse_spares,
     snapshot_of,
 )
+from envmgr.manager.threads import CLOSING, LAUNCHING, in_thread
 from envmgr.normalizing import Normalization, normalization_of
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Seeds, seeds_by_env, seeds_of_spares
 from envmgr.spaces.reading import error_text
 from envmgr.transport.base import Transport
-from envmgr.types import EnvFactory, EnvIds, monotonic
+from envmgr.types import EnvFactory, EnvIds, EnvTimestep, monotonic
 from envmgr.views import DictView, array_batch
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE
 from envmgr.wire.messages import EnvDescription, Op, SavedEnv
 from envmgr.worker.applied import EnvFunction, take_state, try_state
+
+T = TypeVar("T")
 
 _MOST_INTERRUPTS = 10
 """So many of them may come while a manager is closed."""
@@ -150,6 +156,7 @@ class EnvManager:
         )
         self._described: DescribedEnvs | None = None  # until an env was built
         self._seeds = Seeds(dict.fromkeys(range(env_num)), [None] * config.spare_env_num)
+        self._runs_envs_in_owner = False
         self._gathers_some = False  # whether the last `recv` left timesteps for the next one
         self._replay_paths: list[str] | None = None
         self._env_ref: Any = None
@@ -275,7 +282,9 @@ class EnvManager:
         open_engine(env_fn, config, self._make_transport, self._given_spaces[:2], keep)
 
     def _keep_engine(self, engine: Engine) -> None:
-        self._running = Running(engine, self._config, self, self._not_launched)
+        self._running = running = Running(engine, self._config, self, self._not_launched)
+        if self._runs_envs_in_owner:  # from the first line of theirs on
+            running.owner.await_engine()
 
     # -- spaces ---------------------------------------------------------------------------
 
@@ -398,6 +407,7 @@ class EnvManager:
                     if self._normalization is not None:
                         self._normalization.begin(range(self.env_num))
                     begin_envs(running.engine, self._replay_paths)
+                running.action_checks = self._known.action_checks
                 running.launched()
             except BaseException as error:
                 self._give_up(error)
@@ -643,6 +653,11 @@ class EnvManager:
     def _send_checked(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
         """Send actions of which some need a second look, or have to go by message."""
         submitter, table = supervisor.submitter, supervisor.table
+        if table.leased:
+            self._running.engine.see_ends_of_leases()
+            sent = submitter.by_id(actions, ring)
+            if sent is not None:
+                return sent
         called = validate.envs_in_calls(table, actions)
         if called:  # which an interrupt has left under way
             self._running.engine.wait_until(
@@ -742,6 +757,148 @@ class EnvManager:
                 obs = self._normalization.ready_batch(ids, obs)
             return ReadyBatch(NOBODY if selection is None else selection.array, obs)
 
+    # -- leases ---------------------------------------------------------------------------
+
+    def lease(
+        self, *, episode_timeout_s: float | None = None, acquire_timeout_s: float | None = None
+    ) -> Lease:
+        """Lease one env to one thread (`with`) or one coroutine (`async with`).
+
+        Any number of threads and coroutines may have leases at once; who asks first is served
+        first. Calls for batches do not see leased envs. From the first lease on a thread owns the
+        engine and hands on (`base`: it runs the code of envs).
+
+        Args:
+            episode_timeout_s: the limit of each episode of this lease, in seconds; the shorter one
+                of this and `episode_timeout` counts.
+            acquire_timeout_s: how long to wait for a free env; None for ever.
+
+        Returns:
+            A context, which waits for a free env: `with` gives a `Slot` with `reset`, `step` and
+            `outcome`, `async with` an `AsyncSlot` with the same to be awaited.
+
+        Raises:
+            ConfigError: envs of this manager cannot be leased; the message says why.
+        """
+        if self._normalization is not None:
+            raise ConfigError(
+                "envs of a manager with normalize_obs, normalize_reward or episode_statistics "
+                "cannot be leased: these keep figures over batches. Leave them out, or wrap the "
+                "envs instead."
+            )
+        if sum(batch.size for batch in batches_of(self._env_fn)) == self.env_num:
+            raise ConfigError(
+                "rows of a batched env cannot be leased one by one: they share a worker and one "
+                "object. Give one factory for each env."
+            )
+        if self._config.context == "fork":
+            raise ConfigError(
+                "envs with context: fork cannot be leased: a process with threads does not fork "
+                "safely. Use context: server, which is as fast."
+            )
+        lessor = Lessor(self._owner, self._close_after_failure)
+        return Lease(lessor, episode_timeout_s, acquire_timeout_s)
+
+    def _owner(self) -> Owner:
+        """Return the thread that owns the engine; start it if this is the first lease."""
+        running = self._running
+        if not running.is_launched:
+            raise self._closed_error("the manager is closed; call launch() first")
+        running = running.itself
+        running.engine.refuse_if_closed()
+        return running.owner
+
+    def _close_after_failure(self) -> None:
+        self._discard_engine(self._config.close_timeout)
+
+    def fileno(self) -> int:
+        """Return an fd that is readable while timesteps have arrived which nobody has gathered.
+
+        For event loops of any kind: when it is readable, `recv(timeout_s=0)` has something. It is
+        the manager's own, until it is closed.
+        """
+        return self._owner().fileno()
+
+    # -- calls for batches, of coroutines -------------------------------------------------
+
+    async def aready_obs(self) -> Any:
+        """As `ready_obs`, without blocking the event loop; who is cancelled has lost nothing."""
+        return await self._awaited(lambda: self.ready_obs)
+
+    async def astep(self, actions: Any) -> Any:
+        """As `step`. Who is cancelled finds in `pending_env` whether the actions were accepted.
+
+        All were, or none; `arecv` gathers their timesteps.
+        """
+        return await self._awaited(partial(self.step, actions))
+
+    async def arecv(self, min_ready: int | None = None, timeout_s: float | None = None) -> Any:
+        """As `recv`; who is cancelled has lost nothing: the next call gathers it."""
+        return await self._awaited(partial(self.recv, min_ready, timeout_s))
+
+    async def arecv_arrays(
+        self, min_ready: int | None = None, timeout_s: float | None = None
+    ) -> ArrayBatch:
+        """As `recv_arrays`, and as `arecv`."""
+        return await self._awaited(partial(self.recv_arrays, min_ready, timeout_s))
+
+    async def arrivals(self) -> AsyncIterator[tuple[int, Any]]:
+        """Give each timestep as it arrives, as `(env_id, timestep)`, until none is outstanding.
+
+        The body of the loop may `send` further actions. What has arrived and was not given when
+        the loop is left comes with the next `recv`.
+        """
+        if self._normalization is not None:
+            raise ConfigError(
+                "arrivals() gives timesteps one by one, but normalize_obs, normalize_reward and "
+                "episode_statistics keep figures over batches: use arecv()"
+            )
+        owner, running = self._owner(), self._running.itself
+        while running.statistics.outstanding:
+            came = await self.arecv(1)
+            gathered = owner.returned
+            trees = came if isinstance(came, Mapping) else {int(tree.env_id): tree for tree in came}
+            left = set(trees)
+            try:
+                for env_id, timestep in trees.items():
+                    left.discard(env_id)
+                    yield env_id, timestep
+            finally:
+                if left and gathered is not None:
+                    self._owe(gathered.timesteps.result, left)
+
+    def _owe(self, gathered: Mapping[int, EnvTimestep], env_ids: set[int]) -> None:
+        """Have envs owe timesteps that were gathered, and given to nobody."""
+        if self._running.is_launched:
+            timesteps = {i: timestep for i, timestep in gathered.items() if i in env_ids}
+            with self._running.calling as supervisor:
+                owe = partial(supervisor.collector.owe, timesteps)
+                self._running.engine.uninterrupted(owe)
+
+    async def _awaited(self, call: Callable[[], T]) -> T:
+        """Make a call for batches in a thread, and wait for it."""
+        owner, running = self._owner(), self._running.itself
+        return await running.calls.run(partial(owner.make, call), owner.abandon, owner.take_back)
+
+    async def __aenter__(self) -> Self:
+        """Launch it without blocking the event loop, unless it is launched already.
+
+        Who is cancelled in it has a manager that is closed.
+        """
+        if not self._running.is_launched:
+            self._runs_envs_in_owner = not self._transport_cls.works_alone
+            close = partial(self.close, 0.0)
+            try:
+                await in_thread(self.launch, LAUNCHING, close)
+            except asyncio.CancelledError:
+                await in_thread(close, CLOSING)  # it may have come before there was anything
+                raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close it without blocking the event loop; who is cancelled meanwhile waits for it."""
+        await in_thread(self.close, CLOSING)
+
     # -- resets and seeds -----------------------------------------------------------------
 
     def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
@@ -762,6 +919,10 @@ class EnvManager:
         """
         params = validate.checked_params(reset_param, self.env_num)
         with self._running.calling as supervisor:
+            self._running.engine.see_ends_of_leases()
+            if supervisor.table.leased and reset_param is None:
+                params = {i: None for i in params if i not in supervisor.table.leased}
+            validate.refuse_leased(supervisor.table, params, "reset")
             validate.refuse_unsendable_params(supervisor.hosts.transport, params)
             validate.refuse_partial_resets(supervisor.table, params)
             self._view.forget()
@@ -1152,6 +1313,8 @@ class EnvManager:
     def _at_rest(self, supervisor: Supervisor, what: str) -> list[EnvRecord]:
         """Wait until nothing is under way; return what is known of each env then."""
         refuse_spares(what, self._config.spare_env_num)
+        self._running.engine.see_ends_of_leases()
+        validate.refuse_leased(supervisor.table, supervisor.table.all_ids, what)
         come_to_rest(self._running.engine, what)
         self._surface(supervisor)
         validate.refuse_gone(supervisor.table, supervisor.table.all_ids, what)

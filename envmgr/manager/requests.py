@@ -22,6 +22,7 @@ def await_callable(engine: Engine, env_ids: Sequence[int], what: str) -> None:
         EnvNotReadyError: an env has an action under way.
     """
     supervisor = engine.supervisor
+    engine.see_ends_of_leases()
     validate.refuse_while_pending(supervisor.table, env_ids, what)
     repair, envs = supervisor.repair, [supervisor.envs[i] for i in env_ids]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -11,11 +11,15 @@ from envmgr.config import ManagerConfig
 from envmgr.core import Supervisor
 from envmgr.core.board_writer import figures_of
 from envmgr.core.engine import Engine, Gather
+from envmgr.core.owner import Owner
+from envmgr.core.slots import SlotRules, Slots
 from envmgr.core.spares import NO_SPARES
 from envmgr.core.statistics import Statistics
-from envmgr.errors import EnvManagerError, ManagerClosedError, StateError
+from envmgr.errors import EnvManagerError, LeaseError, ManagerClosedError, StateError
+from envmgr.manager.threads import CallThread
 from envmgr.observing.endpoint import Endpoint
 from envmgr.observing.timeline import write_trace
+from envmgr.spaces import ActionCheck
 
 
 class Refusal(AbstractContextManager[Supervisor]):
@@ -101,6 +105,11 @@ class NotRunning:
         return self.itself.gather
 
     @property
+    def owner(self) -> Owner:
+        """There is none."""
+        return self.itself.owner
+
+    @property
     def supervisor(self) -> Supervisor:
         """There is none."""
         return self.itself.supervisor
@@ -143,6 +152,9 @@ class Running:
         figures: gives what else is known of the launch; also after the end.
         calling: what a public call enters. Once launched, it is the context of the engine; or
             refuses, as long as a `call_async` is under way.
+        slot_rules: what holds for leases.
+        action_checks: the check of each env's actions; None if they are not to be checked.
+        calls: makes calls for batches for coroutines.
         is_built: all envs are built.
         is_launched: all envs were reset, and nobody has closed them.
     """
@@ -160,6 +172,16 @@ class Running:
         self.is_launched = False
         self._not_launched = not_launched
         self._config = config
+        self.slot_rules = SlotRules(
+            config.step_timeout,
+            config.reset_timeout,
+            config.episode_timeout,
+            config.release_timeout,
+            lambda: self.action_checks,
+        )
+        self.action_checks: Sequence[ActionCheck] | None = None
+        self.calls = CallThread()
+        self._owner: Owner | None = None
         self._finalizer = weakref.finalize(owner, engine.close, 0.0)
 
     def open_endpoint(self) -> None:
@@ -171,6 +193,27 @@ class Running:
         metrics, watch = self._config.metrics, self.engine.watch
         if metrics is not None and metrics.port is not None and watch is not None:
             watch.followers.append(Endpoint(metrics.port, lambda: watch.board))
+
+    @property
+    def owner(self) -> Owner:
+        """The thread that owns the engine while envs are leased; it is started by this.
+
+        Raises:
+            LeaseError: no thread can be had.
+        """
+        owner = self._owner
+        if owner is None:
+            engine = self.engine
+            made = Owner(engine, engine.lock, Slots(self.supervisor, self.slot_rules))
+            owner = self.__dict__.setdefault("_made_owner", made)  # of two threads, the first one's
+            if owner is not made:
+                made.end()
+            self._owner = owner
+        try:
+            owner.start()
+        except RuntimeError as error:
+            raise LeaseError(f"no thread can be had that owns the envs: {error}") from error
+        return owner
 
     def launched(self) -> None:
         """Let public calls in."""
@@ -239,5 +282,8 @@ class Running:
         if self._config.trace is not None:
             write_trace(self._config.trace.path, self.engine)
         self.engine.close(grace_s)
+        if self._owner is not None:
+            self._owner.end()
+        self.calls.end()
         self._finalizer.detach()
         return NotRunning(self._not_launched, self.statistics, self.figures)

@@ -192,6 +192,13 @@ class Transport(ABC):
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return objects that become readable when one of `hosts` has sent something or died."""
 
+    def news(self) -> list[Any]:
+        """Return what becomes readable when `poll` would find anything; to be waited for anywhere.
+
+        Nothing where nothing comes while nobody polls.
+        """
+        return []
+
     def any_death(self) -> list[Any]:
         """Return what becomes readable when any host dies, also one that is started later.
 

@@ -96,6 +96,10 @@ class OutboxTransport(Transport):
         has_any = any(host_id in self._hosts for host_id in hosts)
         return [self._open_outbox().bell] if has_any else []
 
+    def news(self) -> list[Any]:
+        """Return all that is watched."""
+        return self._ready.waitables()
+
     def wake(self) -> None:
         """Ring."""
         if (outbox := self._outbox) is not None:

@@ -94,6 +94,34 @@ def await_any(
     poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000.0))
 
 
+class Watch:
+    """Waits for the same few fds again and again.
+
+    Attributes:
+        fds: which; what is there when it is made.
+    """
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self.fds = list(fds)
+        self._poll = None
+        if hasattr(select, "poll"):
+            self._poll = select.poll()
+            for fd in fds:
+                self._poll.register(fd, select.POLLIN)
+
+    def ready(self, timeout_s: float | None) -> list[int]:
+        """Return those that can be read; wait for one of them, for so long, or for ever."""
+        if self._poll is None:
+            return [fd if isinstance(fd, int) else fd.fileno() for fd in wait(self.fds, timeout_s)]
+        limit_ms = None if timeout_s is None else math.ceil(timeout_s * 1000.0)
+        return [fd for fd, _ in self._poll.poll(limit_ms)]
+
+
+def fds_of(items: Sequence[Any]) -> list[int]:
+    """Return the fds of what has a `fileno()`, or is an fd."""
+    return list(map(_fd_of, items))
+
+
 class Waker:
     """Becomes readable when it is woken, from any thread."""
 

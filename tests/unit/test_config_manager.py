@@ -40,6 +40,8 @@ DEFAULTS = {
     "start_steps": 0,
     "step_timeout": None,
     "reset_timeout": None,
+    "episode_timeout": None,
+    "release_timeout": 5.0,
     "connect_timeout": 60,
     "close_timeout": 5,
     "shared_memory": True,
@@ -157,11 +159,13 @@ def accepted() -> list[tuple[str, Any, Any]]:
         rows += [(key, 3, 3), (key, 3.0, 3)]
     for key in ("max_retry", "worker_threads", "max_episodes_per_worker"):
         rows += [(key, 2, 2), (key, np.uint8(2), 2)]
-    for key in ("step_timeout", "reset_timeout", "connect_timeout", "failure_window_s"):
+    limits = ("step_timeout", "reset_timeout", "episode_timeout", "connect_timeout")
+    for key in (*limits, "failure_window_s"):
         rows += [(key, 2, 2.0), (key, 0.25, 0.25), (key, np.float32(0.5), 0.5), (key, 1e6, 1e6)]
-    for key in ("step_timeout", "reset_timeout", "max_worker_rss_mb", "max_episodes_per_worker"):
+    for key in ("step_timeout", "reset_timeout", "episode_timeout", "max_worker_rss_mb"):
         rows += [(key, None, None)]
-    for key in ("retry_waiting_time", "close_timeout", "step_wait_timeout"):
+    rows += [("max_episodes_per_worker", None, None)]
+    for key in ("retry_waiting_time", "close_timeout", "step_wait_timeout", "release_timeout"):
         rows += [(key, 0, 0.0), (key, 2, 2.0)]
     rows += [("context", word, word) for word in ("server", "fork", "spawn", "forkserver")]
     return rows
@@ -182,12 +186,14 @@ def refused() -> list[tuple[str, Any]]:
         rows += [(key, value) for value in [*NOT_NUMBERS, -1, 0.5, math.inf, None]]
     rows += [("max_failure_share", value) for value in [*NOT_NUMBERS, -0.1, 1.5, math.nan]]
     rows += [("max_failures_total", value) for value in [*NOT_NUMBERS, -1, 0.5, math.inf]]
-    for key in ("step_timeout", "reset_timeout", "connect_timeout", "failure_window_s"):
+    limits = ("step_timeout", "reset_timeout", "episode_timeout", "connect_timeout")
+    for key in (*limits, "failure_window_s"):
         rows += [(key, value) for value in [*NOT_SECONDS, 0]]
-    for key in ("retry_waiting_time", "close_timeout", "step_wait_timeout"):
+    for key in ("retry_waiting_time", "close_timeout", "step_wait_timeout", "release_timeout"):
         rows += [(key, value) for value in NOT_SECONDS]
-    for key in ("connect_timeout", "failure_window_s", "retry_waiting_time", "close_timeout"):
+    for key in ("connect_timeout", "failure_window_s", "retry_waiting_time", "release_timeout"):
         rows += [(key, None)]
+    rows += [("close_timeout", None)]
     rows += [("max_worker_rss_mb", value) for value in [*NOT_NUMBERS, 0, -1]]
     for key in ("retry_type", "context", "on_failure", "on_exhausted", "nan_policy"):
         rows += [(key, value) for value in ["nonsense", "", None, True, 1, ["fork"]]]

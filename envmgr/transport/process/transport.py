@@ -261,6 +261,10 @@ class ProcessTransport(Transport):
         deaths = {self._spawner.death_of(i) for i in present}
         return [*channels, *(item for item in deaths if item is not None)]
 
+    def news(self) -> list[Any]:
+        """Return all that is watched."""
+        return self._ready.waitables()
+
     def any_death(self) -> list[Any]:
         """Return what becomes readable when any worker dies."""
         return self._spawner.any_death()

@@ -1,0 +1,385 @@
+"""The thread that owns an engine while envs are leased, and hands on what comes.
+
+From the first lease on it takes the place of the background thread, and does all that is done with
+the transport: it alone polls, so it alone runs the code of envs where that runs in line. Users of
+leased envs put commands (`Slots`) and wake it; it does what they want, and tells them when there is
+an answer. That is two changes of threads for a call, and nobody looks at a clock meanwhile.
+
+Public calls for batches still hold the engine's lock, and do what they do in their own thread. Only
+their waiting is different: they lend the lock to the owner, which asks `finished` of each after
+whatever has come, and wakes it when that is so (`wait_beside`).
+
+The owner waits without the lock, for the transport's own fds (`Transport.news`) and its doorbell.
+While it is there the trainer counts as asleep in the block for good, so whatever comes is rung for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from envmgr.core.engine import LOOK_EVERY_S, MIN_INTERVAL_S, WARN_EVERY_S, Engine
+from envmgr.core.journal import Returning
+from envmgr.core.phases import Phase
+from envmgr.core.slots import Slots
+from envmgr.errors import ManagerClosedError
+from envmgr.transport.base import at_most
+from envmgr.transport.process.threads import thread_name
+from envmgr.transport.ready import Waker, Watch, await_any, fds_of
+from envmgr.wire.block import fence
+
+logger = logging.getLogger("envmgr")
+
+T = TypeVar("T")
+
+_NOT_RUN_HERE = bytes((Phase.IDLE, Phase.ENDING, Phase.PAUSING))
+"""Phases in which nothing is to be run in line."""
+
+_LOOK_IN_LINE_S = 0.005
+"""How often to look for results of pools that run in line, of which no fd tells."""
+
+_LOOK_S = 0.05
+"""How often the thread looks whether it is to end, while a call has the engine."""
+
+
+class CallAbandonedError(BaseException):
+    """Nobody awaits a call for batches any more; raised in it, so that it has delivered nothing.
+
+    As interrupts are, it is no Exception.
+    """
+
+
+class _Beside:
+    """A call for batches that waits while the owner has the engine.
+
+    Args:
+        finished: what it waits for.
+        names_envs: it waits for envs that it names, which are not to be leased meanwhile.
+    """
+
+    __slots__ = ("finished", "is_abandoned", "is_woken", "names_envs", "woken")
+
+    def __init__(self, finished: Callable[[], bool], *, names_envs: bool) -> None:
+        self.finished = finished
+        self.names_envs = names_envs
+        self.woken = threading.Lock()
+        self.woken.acquire()
+        self.is_woken = self.is_abandoned = False
+
+    def wake(self) -> None:
+        """Have it look for itself."""
+        if not self.is_woken:
+            self.is_woken = True
+            self.woken.release()
+
+
+class Owner:
+    """Owns an engine. It is the engine's background thread, too.
+
+    Args:
+        engine: what it owns.
+        lock: the engine's.
+        slots: the leases.
+
+    Attributes:
+        thread: the thread; None before `start`.
+        dormant: never: each call for batches wakes it.
+        returned: what the call for batches has returned that ended last.
+    """
+
+    dormant = False
+
+    def __init__(self, engine: Engine, lock: threading.RLock, slots: Slots) -> None:
+        self.slots = slots
+        self._engine = engine
+        self._lock = lock
+        self._doorbell = Waker()
+        self._news = Waker()
+        self._is_followed = False
+        self.thread: threading.Thread | None = None
+        self.returned: Returning | None = None
+        self._ending = False
+        self._asleep = False
+        self._beside: _Beside | None = None
+        self._n_rounds = 0
+        self._last_job: Callable[[], None] | None = None
+        self._has_run = self._is_abandoned = False
+        self._has_news = True
+        self._watch = Watch(())
+        self._maker = 0
+        self._has_engine = threading.Event()
+        self._starting = threading.Lock()
+
+    @property
+    def runs_envs(self) -> bool:
+        """Whether the code of envs runs in this thread."""
+        return not self._engine.transport.works_alone
+
+    def start(self) -> None:
+        """Start the thread, unless it was; it takes the engine over when no call is under way.
+
+        Raises:
+            RuntimeError: no thread can be had.
+        """
+        if self.thread is not None or not self._starting.acquire(blocking=False):
+            return
+        try:
+            if self.thread is None:
+                # The name says whether it may be there when somebody forks.
+                name = "envmgr-envs" if self.runs_envs else thread_name("leases")
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self.thread = thread
+        finally:
+            self._starting.release()
+
+    def await_engine(self) -> None:
+        """Wait until the thread has taken the engine over, or has ended."""
+        self._has_engine.wait()
+
+    # -- from other threads ---------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Have it look at what was put for it."""
+        if self._asleep:
+            self._doorbell.wake()
+
+    def arm(self) -> None:
+        """A call for batches is over: it may have left something to do, or timesteps to gather."""
+        if self._is_followed:
+            self._news.silence()  # if there are more, the next round says so again
+        self._has_news = True
+        self.returned = self._engine.supervisor.journal.returning
+        self.wake()
+
+    def fileno(self) -> int:
+        """Return the fd that is readable while timesteps have arrived that are to be gathered."""
+        self._is_followed = self._has_news = True
+        self.wake()
+        return self._news.fileno()
+
+    def stop(self) -> None:
+        """Have the thread end. Called with the lock."""
+        self._ending = True
+        self._doorbell.wake()
+
+    def close_transport(self, grace_s: float) -> None:
+        """Have the thread close the transport, whose envs it has run, and wait for that.
+
+        Called with the lock, after `stop`; can be called again.
+        """
+        if self.thread is None or self.thread is threading.current_thread():
+            self._engine.transport.close(grace_s)
+            return
+        if self._last_job is None:
+            self._last_job = lambda: self._engine.transport.close(grace_s)
+            self._doorbell.wake()
+        while self.thread.is_alive():
+            self.thread.join(_LOOK_S)
+
+    def end(self) -> None:
+        """Wait for the thread, unless this is it, and release what it has."""
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()
+        self._doorbell.close()
+        self._news.close()
+
+    # -- calls for batches ----------------------------------------------------------------------
+
+    def have_collected(self) -> None:
+        """Have the owner apply what has arrived, and wait for it. The lock is held, and lent."""
+        n_rounds = self._n_rounds
+        self.wait_beside(lambda: self._n_rounds > n_rounds, math.inf, math.inf, "step")
+
+    def wait_beside(
+        self, finished: Callable[[], bool], deadline: float, look_every_s: float, doing: str
+    ) -> bool:
+        """Wait in a call for batches; the arguments are those of `Engine.wait_until`."""
+        engine, clock = self._engine, self._engine.now
+        warn_at = clock() + WARN_EVERY_S
+        while not engine.closing:
+            if finished():
+                return True
+            now = clock()
+            if now >= deadline:
+                return False
+            if now >= warn_at:
+                engine.warn_of_wait(doing)
+                warn_at = now + WARN_EVERY_S
+            beside = _Beside(finished, names_envs=doing != "step")
+            self._beside = beside  # first: `abandon` looks for it last
+            if self._is_abandoned and threading.get_ident() == self._maker:
+                self._beside = None
+                raise CallAbandonedError
+            self._lend(beside, min(deadline, warn_at, now + look_every_s) - now)
+        raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
+
+    def _lend(self, beside: _Beside, seconds: float) -> None:
+        """Lend the lock to the owner until it wakes the caller, for so many seconds at most."""
+        lock: Any = self._lock
+        held = lock._release_save()
+        try:
+            self._has_news = True  # it may have come already
+            self.wake()
+            beside.woken.acquire(timeout=max(at_most(seconds), 0.0))
+        finally:  # what an interrupt has left unlocked here is locked in the exit of the call
+            lock._acquire_restore(held)
+            self._beside = None
+
+    def abandon(self) -> None:
+        """Have the call that `make` makes wait no more; from any thread."""
+        self._is_abandoned = True
+        beside = self._beside
+        if beside is not None:
+            beside.wake()
+
+    def make(self, call: Callable[[], T]) -> T:
+        """Make a call for batches that may be abandoned, in the thread that makes all of them."""
+        self._is_abandoned, self.returned, self._maker = False, None, threading.get_ident()
+        return call()
+
+    def take_back(self) -> None:
+        """Have envs owe the timesteps that the latest call for batches has returned, to nobody.
+
+        The next call does it, as it does after an interrupt.
+        """
+        returned, self.returned = self.returned, None
+        if returned is not None:
+            self._engine.supervisor.journal.returning = Returning(returned.timesteps, None)
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if not self._take_over():
+                return
+            while not self._ending:
+                if not self._acquire():
+                    break
+                again, seconds = True, 0.0
+                try:
+                    if not self._ending:
+                        again, seconds = self._round()
+                except Exception as error:  # a defect of ours must not vanish with the thread
+                    logger.exception("the owner of an engine failed")
+                    self._engine.supervisor.repair.raise_later(error)
+                    again, seconds = False, LOOK_EVERY_S
+                finally:
+                    self._lock.release()
+                self.slots.tell_all()
+                if not again:
+                    self._sleep(seconds)
+        finally:
+            self._end()
+
+    def _acquire(self) -> bool:
+        if self._lock.acquire(False):
+            return True
+        while not self._lock.acquire(timeout=_LOOK_S):
+            if self._ending:
+                return False
+        return True
+
+    def _take_over(self) -> bool:
+        """Take the engine over, once no call is under way; False if it ends before."""
+        while not self._lock.acquire(timeout=_LOOK_S):
+            if self._engine.closing:
+                return False
+        try:
+            if self._engine.closing:
+                return False
+            self._engine.supervisor.journal.finish()
+            before = self._engine.hand_over(self)
+            sleeping = self._engine.supervisor.submitter.sleeping
+            if sleeping is not None:
+                sleeping[-1] = 1
+                fence()
+        finally:
+            self._lock.release()
+        self._has_engine.set()
+        if before is not None:
+            before.stop()
+            before.end()
+        return True
+
+    def _round(self) -> tuple[bool, float]:
+        """Do all that can be done now.
+
+        Returns:
+            Whether there is more to do at once, and else for how long there is nothing.
+        """
+        engine, slots = self._engine, self.slots
+        supervisor, transport = engine.supervisor, engine.transport
+        supervisor.journal.finish()  # what an interrupt may have left
+        slots.obey()
+        limits, beside = supervisor.hosts.limits, self._beside
+        now, runs_envs = limits.clock(), not transport.works_alone
+        is_full = self._has_news or runs_envs or limits.earliest <= now
+        if is_full:
+            self._has_news = False  # first: `arm` says that there is more
+            engine.collect_as_owner()
+            if engine.closing:
+                return True, 0.0
+            supervisor.submitter.have_all_ring()
+        slots.serve(may_lease=beside is None or not beside.names_envs)
+        if is_full:
+            self._n_rounds += 1
+            if beside is not None and not beside.is_woken and self._is_finished(beside):
+                beside.wake()
+            if self._is_followed and supervisor.collector.arrived_ids():
+                self._news.wake()
+        if transport.arrivals or transport.needs_attention or slots.has_commands:
+            self._has_news = True
+            return True, 0.0
+        until = min(limits.earliest, slots.until)
+        seconds = math.inf if until == math.inf else max(until - now, 0.0)
+        if runs_envs and supervisor.table.phases.column.translate(None, _NOT_RUN_HERE):
+            is_new, self._has_run = not self._has_run, True
+            return is_new, min(seconds, _LOOK_IN_LINE_S)  # of a pool, results may come by and by
+        self._has_run = False
+        return False, min(seconds, MIN_INTERVAL_S) if transport.has_unsent else seconds
+
+    def _is_finished(self, beside: _Beside) -> bool:
+        try:
+            return beside.finished()
+        except Exception:  # who asks finds out what it is
+            return True
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait for something to do, without the engine."""
+        self._asleep = True
+        if self.slots.has_commands or self._has_news or self._ending:
+            self._asleep = False
+            return
+        with contextlib.suppress(OSError, ValueError):  # an fd that `close` has just closed
+            doorbell = self._doorbell.fileno()
+            fds = [doorbell, *fds_of(self._engine.transport.news())]
+            if self._watch.fds != fds:
+                self._watch = Watch(fds)
+            ready = self._watch.ready(None if math.isinf(seconds) else seconds)
+            if doorbell in ready:
+                self._doorbell.silence()
+            if len(ready) != (doorbell in ready) or not ready:  # not only that; or a time limit
+                self._has_news = True
+        self._asleep = False
+
+    def _end(self) -> None:
+        """Answer all who wait, and close what is to be closed here."""
+        self._asleep = False
+        self._has_engine.set()
+        with contextlib.suppress(Exception):
+            self.slots.shut(ManagerClosedError("the manager is closed; call launch() first"))
+            self.slots.tell_all()
+        beside = self._beside
+        if beside is not None:
+            beside.wake()
+        if self.runs_envs:
+            while self._engine.closing and self._last_job is None and not self._engine.has_ended:
+                await_any([self._doorbell], _LOOK_S)
+                self._doorbell.silence()
+            if self._last_job is not None:
+                self._last_job()

@@ -1,0 +1,820 @@
+"""Slots: envs that are leased, each to one coroutine or thread, and what is done for them.
+
+Nothing here waits or has threads: `Owner` calls `serve` while it holds the engine, and then tells
+users what has come. They put commands, from whatever thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from envmgr.core import failures
+from envmgr.core.deadlines import OwnLimit
+from envmgr.core.phases import Phase
+from envmgr.core.supervisor import Supervisor
+from envmgr.core.table import NEVER, ManagedEnv
+from envmgr.core.validate import refuse_unsendable_params
+from envmgr.errors import (
+    AllEnvsFailedError,
+    EnvCallAbandoned,
+    EnvFailure,
+    EnvManagerError,
+    EnvNotReadyError,
+    EnvTimeout,
+    FailuresExhaustedError,
+    LeaseEndedError,
+    NothingReadyError,
+)
+from envmgr.lifecycle import EnvState
+from envmgr.outcomes import Outcome, status_of
+from envmgr.spaces import ActionCheck
+from envmgr.types import EnvTimestep, Once, is_abnormal, monotonic
+
+Tell = Callable[[], None]
+"""Tells somebody that what was asked for has come; called without the engine, in any thread."""
+
+_STEP_PHASES = frozenset((Phase.POSTED, Phase.STEPPING))
+_RESET_PHASES = frozenset((Phase.RESETTING,))
+_SEEN = -1
+"""Not a number of steps: what began then was seen, or seeded, by who had the lease."""
+
+_CANCELLING = frozenset((Phase.CANCELLING,))
+
+
+@dataclass(frozen=True)
+class SlotRules:
+    """What holds for all leases of a manager.
+
+    Attributes:
+        step_s: the limit of steps; None for none.
+        reset_s: the limit of resets, likewise.
+        episode_s: the limit of episodes, likewise.
+        release_s: how long a step that nobody awaits may go on after the end of its lease.
+        checks: gives the check of each env's actions; None if they are not to be checked.
+    """
+
+    step_s: float | None = None
+    reset_s: float | None = None
+    episode_s: float | None = None
+    release_s: float = 5.0
+    checks: Callable[[], Sequence[ActionCheck] | None] = lambda: None
+
+
+class SlotCall:
+    """One step or reset of a leased env, from when its user asks for it until it is answered.
+
+    Args:
+        tell: told once there is a result or an error, unless it was abandoned before.
+        during: "step" or "reset".
+        limit_s: as the user gave it.
+        action: of a step.
+        seed: of a reset.
+        params: of a reset: its keyword arguments.
+
+    Attributes:
+        result: an `EnvTimestep`, or `(obs, info)`.
+        error: what is raised in its place.
+        is_over: there is one of the two.
+        is_abandoned: nobody awaits it any more.
+        closes: its failure is one that closes the manager (`on_failure: raise`).
+        began_s: when it was asked for.
+        limit: in seconds, and what sets it.
+        was_sent: the env was asked.
+        generation: of the env when it was asked.
+    """
+
+    __slots__ = (
+        "action",
+        "began_s",
+        "closes",
+        "during",
+        "error",
+        "generation",
+        "is_abandoned",
+        "is_over",
+        "limit",
+        "limit_s",
+        "params",
+        "result",
+        "seed",
+        "tell",
+        "was_sent",
+    )
+
+    def __init__(
+        self,
+        tell: Tell,
+        during: str,
+        limit_s: float | None,
+        *,
+        action: Any = None,
+        seed: int | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tell = tell
+        self.during = during
+        self.limit_s = limit_s
+        self.action = action
+        self.seed = seed
+        self.params = params
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.is_over = self.is_abandoned = self.closes = False
+        self.began_s = 0.0
+        self.limit: tuple[float, str] | None = None
+        self.was_sent = True
+        self.generation = 0
+
+
+class Tenancy:
+    """One lease, from when an env is asked for until it is given back.
+
+    Its attributes are changed by `Slots` alone, and read by its user between calls.
+
+    Args:
+        tell: told once there is an env, or an error.
+        episode_s: the limit of its episodes; None: that of all leases.
+
+    Attributes:
+        env_id: the env; None before there is one.
+        error: why there will be none.
+        is_over: it was given back, or there is none.
+        is_fresh: the env is at the beginning of an episode that its user has not seen.
+        in_episode: the user has the observation of its reset, and not yet that of its end.
+        call: what is under way.
+        fatal: what the next call raises.
+        attempt: resets that its user has asked for.
+        episode_outcome: of the episode; None before its end.
+    """
+
+    __slots__ = (
+        "_noted",
+        "attempt",
+        "call",
+        "env_id",
+        "episode_began_s",
+        "episode_outcome",
+        "episode_reward",
+        "episode_s",
+        "error",
+        "fatal",
+        "in_episode",
+        "is_fresh",
+        "is_over",
+        "tell",
+    )
+
+    def __init__(self, tell: Tell, episode_s: float | None = None) -> None:
+        self.tell = tell
+        self.episode_s = episode_s
+        self.env_id: int | None = None
+        self.error: Exception | None = None
+        self.is_over = self.is_fresh = self.in_episode = False
+        self.call: SlotCall | None = None
+        self.fatal: Exception | None = None
+        self.attempt = 0
+        self._noted: Outcome | tuple[Any, ...] | None = None
+        self.episode_outcome: Outcome | None = None
+        self.episode_began_s = 0.0
+        self.episode_reward: Any = None
+
+    def left_in(self, call: SlotCall) -> EnvCallAbandoned:
+        """Note that nobody awaits a call any more, and return that as a cause."""
+        text = f"env {self.env_id}: nobody awaited the answer to its {call.during}"
+        cause = self.abandoned(call, text)
+        self.note(call, cause, monotonic())
+        return cause
+
+    def abandoned(self, call: SlotCall, text: str) -> EnvCallAbandoned:
+        """Return the cause of a call's end that is no failure of the env."""
+        env_id = -1 if self.env_id is None else self.env_id
+        return EnvCallAbandoned(text, env_id=env_id, during=call.during, generation=call.generation)
+
+    def note(
+        self, call: SlotCall, cause: EnvFailure | None, now: float, reward: Any = None
+    ) -> None:
+        """Keep what has become of a call, and of the episode if that ends with it."""
+        self._noted = call, self.attempt, now, reward, cause
+        if cause is not None and call.during == "step":
+            self.end_episode()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What has become of the latest call; made when somebody wants to know."""
+        noted = self._noted
+        if isinstance(noted, tuple):
+            call, attempt, now, reward, cause = noted
+            self._noted = noted = Outcome(
+                status_of(cause, was_sent=call.was_sent),
+                call.during,
+                -1 if self.env_id is None else self.env_id,
+                call.generation,
+                attempt,
+                call.began_s or now,
+                now,
+                None if cause is not None else reward,
+                cause,
+            )
+        return noted
+
+    def end_episode(self) -> None:
+        """The episode ends with the latest call."""
+        outcome = self.outcome
+        if outcome is not None:
+            self.episode_outcome = outcome.of_episode(
+                began_s=self.episode_began_s, reward=self.episode_reward
+            )
+
+
+class Slots:
+    """The leases of one launched manager.
+
+    Args:
+        supervisor: keeps the envs.
+        rules: of all leases.
+    """
+
+    def __init__(self, supervisor: Supervisor, rules: SlotRules) -> None:
+        self._supervisor = supervisor
+        self._rules = rules
+        self._table = supervisor.table
+        self._limits = supervisor.hosts.limits
+        self._clock = supervisor.hosts.clock
+        self._counts = supervisor.statistics.of_slots
+        self._commands: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Tenancy] = deque()
+        self._tenants: dict[int, Tenancy] = {}
+        self._resetting: dict[int, Tenancy] = {}
+        self._leaving: set[int] = set()  # envs whose step nobody awaits, after their lease
+        # By env_id, where it is not 0: what an env has stepped before the episode that it is at the
+        # beginning of, and nobody has seen.
+        self._steps_at_reset: dict[int, int] = {}
+        self._told: list[Tell] = []
+        self._seen: Any = None
+        self._closed_with: Exception | None = None
+
+    # -- commands, from any thread --------------------------------------------------------------
+
+    def ask(self, tenancy: Tenancy) -> None:
+        """Ask for an env; in order of asking."""
+        self._put(partial(self._queue, tenancy))
+
+    def call(self, tenancy: Tenancy, call: SlotCall) -> None:
+        """Have the env of a lease take a step, or be reset."""
+        self._put(partial(self._begin, tenancy, call))
+
+    def abandon(self, tenancy: Tenancy, call: SlotCall) -> None:
+        """Nobody awaits a call any more. If it was sent it goes on, and its answer is dropped."""
+        self._put(partial(self._abandon, tenancy, call))
+
+    def give_back(self, tenancy: Tenancy) -> None:
+        """End a lease, or the wait for one; once or several times."""
+        self._put(partial(self._give_back, tenancy))
+
+    def _put(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        if self._closed_with is not None:  # asked after that: nobody else comes to see to it
+            self.obey()
+            self.tell_all()
+
+    def obey(self) -> None:
+        """Do what was asked for; the engine is held, unless all is shut."""
+        commands = self._commands
+        while commands:
+            with suppress(IndexError):  # another thread has just taken the last one
+                commands.popleft()()
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether there is something to do."""
+        return bool(self._commands)
+
+    # -- the owner ------------------------------------------------------------------------------
+
+    def serve(self, *, may_lease: bool = True) -> None:
+        """Do all that can be done now; the engine is held, and what has arrived was applied.
+
+        `tell_all` says so to whom it concerns, once the engine is free.
+
+        Args:
+            may_lease: whether envs that are free may be leased, which they may not be while a call
+                for batches waits for some that it names.
+        """
+        if self._supervisor.repair.fatal_errors:
+            self._find_fatal()
+        undelivered = self._table.undelivered
+        if undelivered:
+            for env_id in [i for i in undelivered if i in self._tenants]:
+                if env_id not in self._table.awaits_reset:
+                    self._take(self._tenants[env_id])
+        for tenancy in list(self._resetting.values()):
+            self._look_at_reset(tenancy)
+        if self._leaving:
+            self._look_after_leaving()
+        if self._waiting and may_lease:
+            self._lease()
+
+    @property
+    def until(self) -> float:
+        """The moment at which `serve` has to look at the latest, if nothing comes before."""
+        if not self._resetting:
+            return NEVER
+        moments = (
+            call.began_s + call.limit[0]
+            for tenancy in self._resetting.values()
+            if (call := tenancy.call) is not None
+            and call.limit is not None
+            and self._table.phases[tenancy.env_id or 0] is not Phase.RESETTING  # has a deadline
+        )
+        return min(moments, default=NEVER)
+
+    def shut(self, error: Exception) -> None:
+        """Answer everything that is under way, and all that is asked from now on, with an error."""
+        self._closed_with = error
+        for tenancy in [*self._waiting, *self._tenants.values()]:
+            self._shut(tenancy, error)
+        self._waiting.clear()
+        self._tenants.clear()
+        self._resetting.clear()
+        self.obey()
+
+    def _shut(self, tenancy: Tenancy, error: Exception) -> None:
+        call = tenancy.call
+        if tenancy.env_id is None:
+            tenancy.error, tenancy.is_over = error, True
+            self._told.append(tenancy.tell)
+        elif call is not None:
+            text = f"env {tenancy.env_id} was closed in its {call.during}: {error}"
+            self._end_call(tenancy, call, tenancy.abandoned(call, text), raised=error)
+
+    def tell_all(self) -> None:
+        """Tell everybody for whom there is something."""
+        told, self._told = self._told, []
+        for tell in told:
+            tell()
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    def _queue(self, tenancy: Tenancy) -> None:
+        if self._closed_with is not None:
+            self._shut(tenancy, self._closed_with)
+        else:
+            self._waiting.append(tenancy)
+
+    def _lease(self) -> None:
+        """Give free envs to those who wait, in order of asking."""
+        table = self._table
+        now = (
+            bytes(table.phases.column),
+            bytes(table.states.column),
+            len(table.leased),
+            (*table.undelivered, *table.unexecuted),
+        )
+        n_waiting = len(self._waiting)
+        if self._seen == (now, n_waiting):
+            return  # nothing was free, and nothing has changed
+        fresh, used = self._free()
+        while self._waiting:
+            tenancy = self._waiting[0]
+            if tenancy.is_over:
+                self._waiting.popleft()
+                continue
+            if not fresh and not used:
+                break
+            self._waiting.popleft()
+            is_fresh = bool(fresh)
+            self._begin_lease(tenancy, (fresh or used).popleft(), is_fresh=is_fresh)
+        self._seen = now, len(self._waiting)
+        if self._waiting and not self._tenants and not self._leaving:
+            self._refuse_if_hopeless()
+
+    def _free(self) -> tuple[deque[int], deque[int]]:
+        """Return the free envs that are at the beginning of an episode, and the others."""
+        table, fresh, used = self._table, deque[int](), deque[int]()
+        self._supervisor.selections.steps_of(0)  # adds up what each env was asked for
+        column, states = table.phases.column, table.states.column
+        doomed: list[int] = []
+        for env_id in table.all_ids:
+            if env_id in table.leased or column[env_id] != Phase.IDLE or table.owes(env_id):
+                continue
+            env, state = table.envs[env_id], states[env_id]
+            if env_id in table.failed_while_ready:
+                doomed.append(env_id)
+            elif env.batch is not None or env.host_id is None:
+                continue
+            elif state == EnvState.NEED_RESET:
+                used.append(env_id)
+            elif state == EnvState.RUN:
+                (fresh if self._is_fresh(env_id) else used).append(env_id)
+        if doomed and not fresh and not used:
+            self._supervisor.resets.begin(dict.fromkeys(doomed))
+        return fresh, used
+
+    def _is_fresh(self, env_id: int) -> bool:
+        steps: int = self._table.step_items[env_id]
+        return steps == self._steps_at_reset.get(env_id, 0)
+
+    def _begin_lease(self, tenancy: Tenancy, env_id: int, *, is_fresh: bool) -> None:
+        tenancy.env_id, tenancy.is_fresh = env_id, is_fresh
+        self._limits.own.pop(env_id, None)
+        self._table.lease(env_id)
+        self._tenants[env_id] = tenancy
+        self._counts.leases += 1
+        self._told.append(tenancy.tell)
+
+    def _refuse_if_hopeless(self) -> None:
+        """Tell those who wait if no env will ever be free."""
+        table, repair = self._table, self._supervisor.repair
+        envs = [env for env in self._supervisor.envs if env.batch is None]
+        if any(env.is_under_way or table.owes(env.env_id) for env in envs):
+            return
+        if any(env.phase is not Phase.IDLE for env in envs):
+            return
+        error: Exception | None = repair.take_fatal() if repair.fatal_errors else None
+        if error is None and all(env.state is EnvState.DONE for env in envs):
+            error = NothingReadyError(
+                "no env can be leased: the episode budgets (episode_num) of all of them are spent. "
+                "reset({env_id: None}) begins new ones"
+            )
+        if error is None:
+            states = {env.env_id: env.state.name for env in envs}
+            error = AllEnvsFailedError(
+                f"no env can be leased: they have failed for good ({states}). Repair them with "
+                "reset({env_id: None}), or close the manager"
+            )
+        for tenancy in self._waiting:
+            tenancy.error, tenancy.is_over = error, True
+            self._told.append(tenancy.tell)
+        self._waiting.clear()
+
+    def _give_back(self, tenancy: Tenancy) -> None:
+        if tenancy.is_over:
+            return
+        tenancy.is_over = True
+        if self._closed_with is not None:
+            return
+        env_id, call = tenancy.env_id, tenancy.call
+        if env_id is None:
+            return  # it leaves the queue when its turn comes
+        if call is not None:  # of somebody else than who gives it back
+            self._end_call(
+                tenancy,
+                call,
+                tenancy.abandoned(call, f"the lease of env {env_id} ended in its step"),
+                raised=_ended(env_id),
+            )
+        env, supervisor = self._table.envs[env_id], self._supervisor
+        del self._tenants[env_id]
+        if tenancy.fatal is not None:
+            supervisor.repair.raise_later(tenancy.fatal)
+        own = self._limits.own.pop(env_id, None)
+        if self._table.owes(env_id):
+            self._cancel(env, own)
+        elif env.phase is Phase.CANCELLING:  # its user has begun a reset, and left
+            self._bound(env, own)
+        elif tenancy.is_fresh:
+            self._steps_at_reset[env_id] = supervisor.selections.steps_of(env_id)
+        elif env.phase is Phase.IDLE and env.state is EnvState.RUN:
+            self._begin_anew(env)
+        self._table.unlease(env_id)
+        self._seen = None
+
+    def _begin_anew(self, env: ManagedEnv) -> None:
+        """Have an env that was left in an episode be fresh for the next lease.
+
+        If somebody waits already, the first call of that lease is the reset.
+        """
+        supervisor = self._supervisor
+        if env.failed_while_ready is None and supervisor.spares is None and self._has_waiting:
+            return
+        if env.failed_while_ready is None and supervisor.spares is not None:
+            supervisor.refresh(env.env_id)
+        else:
+            supervisor.resets.begin({env.env_id: None})
+        self._steps_at_reset[env.env_id] = supervisor.selections.steps_of(env.env_id)
+
+    @property
+    def _has_waiting(self) -> bool:
+        return any(not tenancy.is_over for tenancy in self._waiting)
+
+    def _cancel(self, env: ManagedEnv, own: OwnLimit | None) -> None:
+        """Have a step that nobody awaits be over soon, and the env reset then."""
+        self._supervisor.resets.begin({env.env_id: None})
+        self._steps_at_reset[env.env_id] = self._supervisor.selections.steps_of(env.env_id)
+        if env.phase is Phase.CANCELLING:
+            self._bound(env, own)
+
+    def _bound(self, env: ManagedEnv, own: OwnLimit | None) -> None:
+        """Have a step that is cancelled end by its own limit, and not much later in any case."""
+        limits, release_s = self._limits, self._rules.release_s
+        self._leaving.add(env.env_id)
+        if env.group.is_shared:  # where limits count from when the step began
+            began = env.since if math.isfinite(env.since) else self._clock()
+            most_s = self._clock() - began + release_s
+            limit_s = limits.step_s if own is None else own.limit_s
+            if limit_s is None or limit_s > most_s:
+                own = OwnLimit(_CANCELLING, most_s, "release_timeout", charged=False)
+                limits.set_own(env, own)
+                limits.since_then(env, began)
+            elif own is not None:
+                limits.own[env.env_id] = own._replace(phases=_CANCELLING)
+        elif env.deadline > self._clock() + release_s:
+            limits.set_own(env, OwnLimit(_CANCELLING, release_s, "release_timeout", charged=False))
+        elif own is not None:
+            limits.own[env.env_id] = own._replace(phases=_CANCELLING)
+
+    def _look_after_leaving(self) -> None:
+        """Forget the limits of cancelled steps that are over."""
+        for env_id in list(self._leaving):
+            if self._table.phases[env_id] is not Phase.CANCELLING:
+                self._leaving.discard(env_id)
+                own = self._limits.own.get(env_id)
+                if own is not None and own.phases is _CANCELLING:
+                    del self._limits.own[env_id]
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _begin(self, tenancy: Tenancy, call: SlotCall) -> None:
+        """Begin what the user of a lease asks for."""
+        env_id = tenancy.env_id
+        if self._closed_with is not None:
+            self._refuse(tenancy, call, self._closed_with)
+            return
+        if env_id is None or tenancy.is_over:
+            self._refuse(tenancy, call, _ended(env_id))
+            return
+        if call.is_abandoned:
+            return
+        env = self._table.envs[env_id]
+        call.began_s, call.generation = self._clock(), env.generation
+        if tenancy.fatal is not None:
+            error, tenancy.fatal = tenancy.fatal, None
+            self._refuse(tenancy, call, error)
+            return
+        try:
+            if call.during == "step":
+                self._begin_step(tenancy, env, call)
+            else:
+                self._begin_reset(tenancy, env, call)
+        except EnvManagerError as error:
+            self._refuse(tenancy, call, error)
+
+    def _refuse(self, tenancy: Tenancy, call: SlotCall, error: Exception) -> None:
+        """Raise an error of who called: the env was asked nothing."""
+        tenancy.call = None
+        call.error, call.is_over = error, True
+        self._told.append(call.tell)
+
+    def _begin_step(self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall) -> None:
+        env_id, table = env.env_id, self._table
+        if not tenancy.in_episode or table.states.column[env_id] != EnvState.RUN:
+            raise EnvNotReadyError(
+                f"env {env_id} is in no episode: the lease has just begun, the episode has ended, "
+                "or a call was abandoned. Call reset() first. Nothing was sent to it."
+            )
+        rules, supervisor = self._rules, self._supervisor
+        limits = [(rules.step_s, "step_timeout"), (call.limit_s, "timeout_s")]
+        if tenancy.episode_s is not None or rules.episode_s is not None:
+            episode_s, name = self._episode_limit(tenancy)
+            left_s = tenancy.episode_began_s + episode_s - self._clock()
+            if left_s <= 0.0:
+                self._refuse_late(tenancy, env, call, (episode_s, name))
+                return
+            limits.append((left_s, name))
+        call.limit = _shortest(limits)
+        call.was_sent = env_id not in table.failed_while_ready
+        supervisor.submitter.alone(env, call.action, rules.checks)
+        call.action = None
+        tenancy.call, tenancy.is_fresh = call, False
+        if table.unexecuted:
+            supervisor.repair.answer_unexecuted()
+            if env.timestep is not None:
+                self._take(tenancy)
+        elif call.limit is not None and env.phase in _STEP_PHASES:
+            self._limits.set_own(env, OwnLimit(_STEP_PHASES, *call.limit))
+
+    def _episode_limit(self, tenancy: Tenancy) -> tuple[float, str]:
+        of_all, of_this = self._rules.episode_s, tenancy.episode_s
+        limits = [(of_all, "episode_timeout"), (of_this, "episode_timeout_s")]
+        return _shortest(limits) or (math.inf, "")
+
+    def _refuse_late(
+        self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall, limit: tuple[float, str]
+    ) -> None:
+        """Answer a step of an episode that has taken too long while no step was under way."""
+        failure = EnvTimeout(
+            f"the episode of {env.name} (generation {env.generation}) exceeded the {limit[0]:g} s "
+            f"of {limit[1]} between its steps: the action was not sent",
+            env_id=env.env_id,
+            during="episode",
+            generation=env.generation,
+            limit_s=limit[0],
+        )
+        call.was_sent = False
+        self._answer_step(tenancy, call, failures.abnormal_timestep(env, failure))
+
+    def _begin_reset(self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall) -> None:
+        env_id, resets = env.env_id, self._supervisor.resets
+        params = None if not call.params else Once(call.params)
+        if params is not None:
+            refuse_unsendable_params(self._supervisor.hosts.transport, {env_id: params})
+        tenancy.in_episode, tenancy.episode_outcome = False, None
+        tenancy.episode_began_s, tenancy.episode_reward = call.began_s, None
+        tenancy.call = call
+        tenancy.attempt += 1
+        self._table.leased[env_id] = None
+        is_wanted = params is not None or call.seed is not None
+        if tenancy.is_fresh and not is_wanted and self._is_begun(env):
+            self._begun(tenancy, env, call)
+            return
+        tenancy.is_fresh = False
+        self._steps_at_reset[env_id] = _SEEN
+        if call.seed is not None:
+            env.new_seed = call.seed
+        limits = [(self._rules.reset_s, "reset_timeout"), (call.limit_s, "timeout_s")]
+        call.limit = _shortest(limits)
+        self._limits.own.pop(env_id, None)
+        if call.limit is not None:
+            self._limits.own[env_id] = OwnLimit(_RESET_PHASES, *call.limit)
+        resets.begin({env_id: params})
+        if call.limit is not None and env.phase is Phase.RESETTING:  # also one that was joined
+            self._limits.set_own(env, OwnLimit(_RESET_PHASES, *call.limit))
+        self._resetting[env_id] = tenancy
+
+    def _abandon(self, tenancy: Tenancy, call: SlotCall) -> None:
+        if call.is_abandoned or tenancy.is_over or self._closed_with is not None:
+            return
+        call.is_abandoned = True
+        if call.is_over and tenancy.call is not call:  # its answer came, and nobody took it
+            if call.error is None:
+                tenancy.in_episode = False
+            return
+        if tenancy.call is not call or tenancy.env_id is None:
+            return
+        self._end_call(tenancy, call, tenancy.left_in(call))
+
+    def _end_call(
+        self,
+        tenancy: Tenancy,
+        call: SlotCall,
+        cause: EnvFailure,
+        *,
+        raised: Exception | None = None,
+    ) -> None:
+        """End a call without what it was for: the env is in no episode any more."""
+        tenancy.call, tenancy.in_episode, tenancy.is_fresh = None, False, False
+        tenancy.note(call, cause, self._clock())
+        if tenancy.env_id is not None:
+            self._resetting.pop(tenancy.env_id, None)
+        call.error, call.is_over = raised or cause, True
+        if not call.is_abandoned:
+            self._told.append(call.tell)
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def _take(self, tenancy: Tenancy) -> None:
+        """Take the timestep of a leased env that has come."""
+        env_id, call = tenancy.env_id, tenancy.call
+        if env_id is None:
+            return
+        timestep = self._table.undelivered.pop(env_id)
+        self._limits.own.pop(env_id, None)
+        if call is None or call.during != "step":  # it was abandoned
+            self._counts.cancelled += 1
+            return
+        self._counts.timesteps += 1
+        self._answer_step(tenancy, call, timestep)
+
+    def _answer_step(self, tenancy: Tenancy, call: SlotCall, timestep: EnvTimestep) -> None:
+        env_id, cause = tenancy.env_id, None
+        tenancy.call = None
+        if env_id is not None and self._table.leased[env_id] is not None:
+            self._table.leased[env_id] = None
+        if is_abnormal(timestep.info):
+            timestep = timestep._replace(reward=None)
+            cause = _failure_in(timestep.info)
+        if cause is None:
+            tenancy.episode_reward = _sum(tenancy.episode_reward, timestep.reward)
+        tenancy.note(call, cause, self._clock(), timestep.reward)
+        if timestep.done:
+            tenancy.in_episode, tenancy.is_fresh = False, call.was_sent
+            tenancy.end_episode()
+        if cause is not None and not self._supervisor.repair.recovers:
+            self._find_fatal()
+            tenancy.fatal, call.error, call.closes = None, cause, True
+        call.result, call.is_over = timestep, True
+        self._told.append(call.tell)
+
+    def _is_begun(self, env: ManagedEnv) -> bool:
+        """Whether an env is at the beginning of an episode."""
+        is_idle = env.phase is Phase.IDLE and env.host_id is not None
+        return is_idle and env.state is EnvState.RUN and env.failed_while_ready is None
+
+    def _look_at_reset(self, tenancy: Tenancy) -> None:
+        """Answer the reset of a leased env, if it is over."""
+        env_id, call = tenancy.env_id, tenancy.call
+        if env_id is None or call is None:
+            return
+        env = self._table.envs[env_id]
+        failure = self._table.leased[env_id]
+        if self._is_begun(env):
+            self._begun(tenancy, env, call)
+            return
+        if failure is None and call.limit is not None and env.phase is not Phase.RESETTING:
+            is_late = self._clock() >= call.began_s + call.limit[0]
+            failure = self._late(env, call.limit) if is_late else None
+        if failure is None and tenancy.fatal is None:
+            return
+        if failure is None:
+            error, tenancy.fatal = tenancy.fatal, None
+            del self._resetting[env_id]
+            self._refuse(tenancy, call, error or _ended(env_id))
+            return
+        self._table.leased[env_id] = None
+        call.closes = not self._supervisor.repair.recovers
+        if call.closes:
+            self._find_fatal()
+            tenancy.fatal = None
+        self._limits.own.pop(env_id, None)
+        self._end_call(tenancy, call, failure)
+
+    def _late(self, env: ManagedEnv, limit: tuple[float, str]) -> EnvFailure:
+        """A reset has not begun in time: what comes before it takes too long."""
+        if env.phase is Phase.CANCELLING:
+            env.limit_s = limit[0]
+            self._limits.own[env.env_id] = OwnLimit(_CANCELLING, *limit)
+            self._supervisor.time_out(env)
+            failure = self._table.leased[env.env_id]
+            if failure is not None:
+                return failure
+        return failures.timeout(env, limit[0], "", limit[1])
+
+    def _begun(self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall) -> None:
+        tenancy.call, tenancy.in_episode, tenancy.is_fresh = None, True, False
+        self._steps_at_reset[env.env_id] = _SEEN
+        self._resetting.pop(env.env_id, None)
+        self._limits.own.pop(env.env_id, None)
+        self._table.leased[env.env_id] = None
+        tenancy.note(call, None, self._clock())
+        call.result = self._table.observed.of((env.env_id,))[0], env.reset_info
+        call.is_over = True
+        self._told.append(call.tell)
+
+    # -- what is to be raised -------------------------------------------------------------------
+
+    def _find_fatal(self) -> None:
+        """Have what is to be raised of a leased env be raised by the calls of its user."""
+        repair = self._supervisor.repair
+        if not repair.fatal_errors:
+            return
+        kept = []
+        for error in list(repair.fatal_errors):
+            of_env = isinstance(error, (EnvFailure, FailuresExhaustedError))
+            tenancy = self._tenants.get(error.env_id) if of_env else None  # type: ignore[attr-defined]
+            if tenancy is None:
+                kept.append(error)
+            else:
+                tenancy.fatal = error
+        if len(kept) < len(repair.fatal_errors):
+            repair.keep_fatal(kept)
+
+
+def _ended(env_id: int | None) -> LeaseEndedError:
+    return LeaseEndedError(
+        f"the lease of env {env_id} has ended: it may be somebody else's by now. Take a new one "
+        "with manager.lease(). Nothing was sent to it."
+    )
+
+
+def _shortest(limits: Iterable[tuple[float | None, str]]) -> tuple[float, str] | None:
+    """Return the shortest of limits, and what sets it; None if there is none."""
+    found = None
+    for seconds, name in limits:
+        if seconds is not None and (found is None or seconds < found[0]):
+            found = seconds, name
+    return found
+
+
+def _failure_in(info: Any) -> EnvFailure | None:
+    parts = info if isinstance(info, (list, tuple)) else (info,)
+    for part in parts:
+        error = part.get("error") if isinstance(part, Mapping) else None
+        if isinstance(error, EnvFailure):
+            return error
+    return None
+
+
+def _sum(total: Any, reward: Any) -> Any:
+    """Add a reward to those before; what cannot be added stands for itself."""
+    if total is None:
+        return reward
+    try:
+        return total + reward
+    except Exception:  # rewards of different forms
+        return reward

@@ -1,0 +1,450 @@
+"""Leases: one env to one thread (`with`) or to one coroutine (`async with`)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from envmgr.core import validate
+from envmgr.core.owner import Owner
+from envmgr.core.slots import SlotCall, Tenancy
+from envmgr.errors import (
+    ConfigError,
+    LeaseEndedError,
+    LeaseError,
+    LeaseTimeoutError,
+    ManagerClosedError,
+    SlotBusyError,
+    WrongLoopError,
+)
+from envmgr.manager.threads import CLOSING, in_thread
+from envmgr.outcomes import Outcome
+from envmgr.transport.base import NOTICE_S
+from envmgr.types import EnvTimestep
+
+_AT_LEAST_S = 0.05
+"""So long the owner may take to look whether an env is free."""
+
+
+class Lessor(NamedTuple):
+    """What leases need of their manager.
+
+    Attributes:
+        owner: gives the thread that owns its engine; raises ManagerClosedError if it is closed.
+        close: closes it, because an env has failed and `on_failure` is `raise`.
+    """
+
+    owner: Callable[[], Owner]
+    close: Callable[[], None]
+
+
+class _ThreadSignal:
+    """Tells one thread of something, once."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def tell(self) -> None:
+        """Wake the thread; from any other."""
+        self._lock.release()
+
+    def wait(self, seconds: float = math.inf) -> bool:
+        """Wait until it is told, for so long at most."""
+        if threading.current_thread() is not threading.main_thread():
+            return self._lock.acquire(timeout=-1 if math.isinf(seconds) else seconds)
+        while not self._lock.acquire(timeout=min(seconds, NOTICE_S)):  # a signal may come before it
+            seconds -= NOTICE_S
+            if seconds <= 0.0:
+                return False
+        return True
+
+
+class _LoopSignal:
+    """Tells one coroutine of something, once.
+
+    Args:
+        loop: where it runs.
+    """
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def tell(self) -> None:
+        """Wake the coroutine; from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._set)
+        except RuntimeError:  # the loop was closed: nobody waits any more
+            return
+
+    def _set(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class _Slot:
+    """What slots of threads and of coroutines have in common.
+
+    Args:
+        lease: which gave it; the env is given back when nobody refers to either any more.
+        owner: the thread that owns its engine.
+        tenancy: what is known of the lease.
+    """
+
+    def __init__(self, lease: Lease, owner: Owner, tenancy: Tenancy) -> None:
+        self._lease = lease
+        self._owner = owner
+        self._tenancy = tenancy
+        self._busy = threading.Lock()
+
+    @property
+    def env_id(self) -> int:
+        """Which env this is."""
+        env_id = self._tenancy.env_id
+        return -1 if env_id is None else env_id
+
+    @property
+    def outcome(self) -> Outcome | Any:
+        """What has become of the latest call; None before the first."""
+        return self._tenancy.outcome
+
+    @property
+    def episode_outcome(self) -> Outcome | Any:
+        """What has become of the episode: None while it runs, or if it was left for another."""
+        return self._tenancy.episode_outcome
+
+    def _begin(self) -> None:
+        """Let one call in.
+
+        Raises:
+            LeaseEndedError: the lease has ended.
+            SlotBusyError: another call is under way.
+        """
+        if self._tenancy.is_over:
+            raise LeaseEndedError(
+                f"the lease of env {self.env_id} has ended: it may be somebody else's by now. Take "
+                "a new one with manager.lease(). Nothing was sent to it."
+            )
+        if not self._busy.acquire(blocking=False):
+            raise SlotBusyError(
+                f"env {self.env_id} is in a call of another coroutine or thread: a lease is for "
+                "one at a time. Take a lease for each. Nothing was sent to it."
+            )
+
+    def _send(self, call: SlotCall) -> None:
+        self._owner.slots.call(self._tenancy, call)
+        self._owner.wake()
+
+    def _abandon(self, call: SlotCall) -> None:
+        if not call.is_over:
+            self._tenancy.left_in(call)
+        self._owner.slots.abandon(self._tenancy, call)
+        self._owner.wake()
+
+
+def _step(signal: Any, action: Any, timeout_s: float | None) -> SlotCall:
+    limit_s = None if timeout_s is None else _limit(timeout_s, "timeout_s")
+    return SlotCall(signal.tell, "step", limit_s, action=action)
+
+
+def _reset(
+    signal: Any,
+    seed: int | None,
+    options: Mapping[str, Any] | None,
+    timeout_s: float | None,
+    params: dict[str, Any],
+) -> SlotCall:
+    if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
+        raise ConfigError(f"seed should be an integer or None, found {seed!r}. Nothing was reset.")
+    return SlotCall(
+        signal.tell,
+        "reset",
+        _limit(timeout_s, "timeout_s"),
+        seed=None if seed is None else int(seed),
+        params={**(options or {}), **params},
+    )
+
+
+def _limit(seconds: float | None, name: str) -> float | None:
+    """Return a limit that was given for one call; None for none.
+
+    Raises:
+        ConfigError: it is no number of seconds above 0.
+    """
+    if seconds is None:
+        return None
+    limit_s = validate.checked_seconds(seconds)
+    if limit_s <= 0.0:
+        raise ConfigError(f"{name} should be seconds above 0 or None, found {seconds!r}")
+    return None if math.isinf(limit_s) else limit_s
+
+
+def _answer(call: SlotCall) -> Any:
+    """Return what a call gave, or raise its error."""
+    error = call.error
+    if error is None:
+        return call.result
+    if isinstance(error, ManagerClosedError):  # one for all: each raises its own
+        raise ManagerClosedError(str(error)) from None
+    raise error
+
+
+class Slot(_Slot):
+    """An env that is leased to one thread.
+
+    Attributes:
+        env_id: which env this is.
+        outcome: what has become of the latest call, as an `Outcome`; None before the first.
+        episode_outcome: what has become of the episode: None while it runs, or if it was left.
+    """
+
+    def reset(
+        self,
+        seed: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        **params: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; each begins with this, the first one of the lease too.
+
+        Without a seed and parameters it costs nothing where the env has been reset since its last
+        use.
+
+        Args:
+            seed: for this reset, exactly.
+            options: of this reset, as gymnasium's; a `BaseEnv` gets them as keyword arguments.
+            timeout_s: the limit of this reset, in seconds; the shorter one of this and
+                `reset_timeout` counts.
+            **params: the same as `options`, in another form.
+
+        Returns:
+            The first observation, and the info.
+
+        Raises:
+            EnvFailure: the reset failed. The env is repaired meanwhile: another reset may be tried.
+            FailuresExhaustedError: it has failed more often than allowed.
+            LeaseEndedError, SlotBusyError: used wrongly; nothing was sent.
+            ManagerClosedError: the manager was closed.
+        """
+        signal = _ThreadSignal()
+        result: tuple[Any, dict[str, Any]] = self._call(
+            signal, _reset(signal, seed, options, timeout_s, params)
+        )
+        return result
+
+    def step(self, action: Any, timeout_s: float | None = None) -> EnvTimestep:
+        """Take a step.
+
+        Args:
+            action: for the env.
+            timeout_s: the limit of this step, in seconds; the shortest one of this, `step_timeout`
+                and what is left of the episode counts.
+
+        Returns:
+            The timestep. If the step failed, its reward is None, and its info has `abnormal` and
+            `error`; the episode is over then.
+
+        Raises:
+            ActionError: refused; nothing was sent.
+            EnvNotReadyError: the env is in no episode: call `reset` first.
+            EnvFailure: the step failed and `on_failure` is `raise`; the manager is closed.
+            LeaseEndedError, SlotBusyError: used wrongly; nothing was sent.
+            ManagerClosedError: the manager was closed; it is not known whether the step was taken.
+        """
+        signal = _ThreadSignal()
+        timestep: EnvTimestep = self._call(signal, _step(signal, action, timeout_s))
+        return timestep
+
+    def _call(self, signal: _ThreadSignal, call: SlotCall) -> Any:
+        self._begin()
+        try:
+            self._send(call)
+            signal.wait()
+        except BaseException:  # Ctrl-C
+            self._abandon(call)
+            raise
+        finally:
+            self._busy.release()
+        if call.closes:
+            self._lease.lessor.close()
+        return _answer(call)
+
+
+class AsyncSlot(_Slot):
+    """An env that is leased to one coroutine; its attributes are those of a `Slot`."""
+
+    def __init__(
+        self, lease: Lease, owner: Owner, tenancy: Tenancy, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(lease, owner, tenancy)
+        self._loop = loop
+
+    async def reset(
+        self,
+        seed: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        **params: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """As `Slot.reset`. Who is cancelled in it resets again before the next step.
+
+        Raises:
+            WrongLoopError: this is not the event loop of the lease.
+        """
+        signal = self._signal()
+        result: tuple[Any, dict[str, Any]] = await self._call(
+            signal, _reset(signal, seed, options, timeout_s, params)
+        )
+        return result
+
+    async def step(self, action: Any, timeout_s: float | None = None) -> EnvTimestep:
+        """As `Slot.step`. Who is cancelled in it resets before the next one.
+
+        What was sent goes on then, and its answer is dropped; nothing is sent twice.
+
+        Raises:
+            WrongLoopError: this is not the event loop of the lease.
+        """
+        signal = self._signal()
+        timestep: EnvTimestep = await self._call(signal, _step(signal, action, timeout_s))
+        return timestep
+
+    def _signal(self) -> _LoopSignal:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise WrongLoopError(
+                f"env {self.env_id} is leased to a coroutine of another event loop. Take a lease "
+                "in this one. Nothing was sent to it."
+            )
+        return _LoopSignal(loop)
+
+    async def _call(self, signal: _LoopSignal, call: SlotCall) -> Any:
+        self._begin()
+        try:
+            self._send(call)
+            await signal.future
+        except BaseException:  # also when a loop that has ended lets go of it
+            self._abandon(call)
+            raise
+        finally:
+            self._busy.release()
+        if call.closes:
+            await in_thread(self._lease.lessor.close, CLOSING)
+        return _answer(call)
+
+
+class Lease:
+    """A context that leases an env: `with` gives a `Slot`, `async with` an `AsyncSlot`.
+
+    It is for one use. The env is given back at its end in any case, also when it is just dropped.
+
+    Args:
+        lessor: the manager
+        episode_s: the limit of its episodes, in seconds; None: that of the config.
+        acquire_s: how long to wait for a free env; None for ever.
+    """
+
+    def __init__(self, lessor: Lessor, episode_s: float | None, acquire_s: float | None) -> None:
+        self.lessor = lessor
+        self._episode_s = _limit(episode_s, "episode_timeout_s")
+        self._acquire_s = None if acquire_s is None else validate.checked_seconds(acquire_s)
+        self._tenancy: Tenancy | None = None
+        self._owner: Owner | None = None
+
+    def __enter__(self) -> Slot:
+        """Wait for a free env, in order of asking.
+
+        Raises:
+            LeaseTimeoutError: none was free within `acquire_timeout_s`.
+            ManagerClosedError: the manager is closed.
+            NothingReadyError, AllEnvsFailedError: none will be free.
+            LeaseError: this lease was used before.
+        """
+        signal = _ThreadSignal()
+        owner, tenancy = self._ask(signal)
+        try:
+            if not signal.wait(self._patience_s):
+                self._refuse_late()
+            _refuse_without(tenancy)
+        except BaseException:
+            self._give_back()
+            raise
+        return Slot(self, owner, tenancy)
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Give the env back. Does not wait: whatever is under way in it is ended by others."""
+        self._give_back()
+
+    async def __aenter__(self) -> AsyncSlot:
+        """As `__enter__`, without blocking the event loop; who is cancelled in it has no env."""
+        loop = asyncio.get_running_loop()
+        signal = _LoopSignal(loop)
+        owner, tenancy = self._ask(signal)
+        try:
+            patience_s = self._patience_s
+            limit_s = None if math.isinf(patience_s) else patience_s
+            await asyncio.wait((signal.future,), timeout=limit_s)
+            if not signal.future.done():
+                self._refuse_late()
+            _refuse_without(tenancy)
+        except BaseException:
+            self._give_back()
+            raise
+        return AsyncSlot(self, owner, tenancy, loop)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """As `__exit__`: there is nothing in it that could be cancelled."""
+        self._give_back()
+
+    def __del__(self) -> None:
+        """Give the env back, if an interrupt or the end of a loop has kept that from being done."""
+        self._give_back()
+
+    def _ask(self, signal: Any) -> tuple[Owner, Tenancy]:
+        if self._tenancy is not None:
+            raise LeaseError("this lease was used before: call manager.lease() for each")
+        owner = self.lessor.owner()
+        tenancy = Tenancy(signal.tell, self._episode_s)
+        self._owner, self._tenancy = owner, tenancy
+        owner.slots.ask(tenancy)
+        owner.wake()
+        return owner, tenancy
+
+    @property
+    def _patience_s(self) -> float:
+        return math.inf if self._acquire_s is None else max(self._acquire_s, _AT_LEAST_S)
+
+    def _refuse_late(self) -> None:
+        raise LeaseTimeoutError(
+            f"no env was free within the {self._acquire_s:g} s of acquire_timeout_s: all are "
+            "leased, stepped, reset or repaired. Wait longer, end leases sooner, or use more envs."
+        )
+
+    def _give_back(self) -> None:
+        owner, tenancy = getattr(self, "_owner", None), getattr(self, "_tenancy", None)
+        if owner is not None and tenancy is not None and not tenancy.is_over:
+            owner.slots.give_back(tenancy)
+            owner.wake()
+
+
+def _refuse_without(tenancy: Tenancy) -> None:
+    """Raise why a lease has got no env."""
+    error = tenancy.error
+    if isinstance(error, ManagerClosedError):
+        raise ManagerClosedError(str(error)) from None
+    if error is not None:
+        raise error

@@ -1,0 +1,84 @@
+"""What has become of a step, a reset or an episode: what a trainer may train on, and what not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from envmgr.errors import EnvCallAbandoned, EnvCrash, EnvFailure, EnvManagerError, EnvTimeout
+
+
+class OutcomeStatus(str, Enum):
+    """What is known of something that an env was asked to do. A str: it goes into JSON as it is."""
+
+    COMPLETED = "completed"
+    """The env has done it and answered."""
+    FAILED = "failed"
+    """It was tried and did not succeed, or was not even tried; either way that is known."""
+    UNRESOLVED = "unresolved"
+    """It may have been done or not: the env hung or died in it, or nobody awaited the answer."""
+
+
+_UNRESOLVED = (EnvTimeout, EnvCrash, EnvCallAbandoned)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has become of a step, a reset or an episode of one env.
+
+    Attributes:
+        status: completed, failed or unresolved.
+        during: "step", "reset" or "episode".
+        env_id: of the env.
+        generation: how often the env behind the env_id had been renewed when it was asked.
+        attempt: how many resets the lease has asked for so far: who tries again, after a failure or
+            an episode, has the next number.
+        began_s: when it was asked for, in seconds of `time.monotonic`.
+        ended_s: when that was known.
+        reward: what the env gave; of an episode the sum of that. None unless it was completed.
+        cause: why it was not: mostly an `EnvFailure`. None if it was completed.
+    """
+
+    status: OutcomeStatus
+    during: str
+    env_id: int
+    generation: int
+    attempt: int
+    began_s: float
+    ended_s: float
+    reward: Any = None
+    cause: EnvManagerError | None = None
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the env has answered: only then there is something to train on."""
+        return self.status is OutcomeStatus.COMPLETED
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended_s - self.began_s
+
+    def of_episode(self, *, began_s: float, reward: Any) -> Outcome:
+        """Return the outcome of the episode that has ended with this.
+
+        Args:
+            began_s: when its reset was asked for.
+            reward: the sum of what its steps gave.
+        """
+        reward = reward if self.is_completed else None
+        return replace(self, during="episode", began_s=began_s, reward=reward)
+
+
+def status_of(cause: EnvManagerError | None, *, was_sent: bool = True) -> OutcomeStatus:
+    """Return what is known of something, given why it was not completed.
+
+    Args:
+        cause: None if it was.
+        was_sent: whether the env was asked at all.
+    """
+    if cause is None:
+        return OutcomeStatus.COMPLETED
+    resolved = isinstance(cause, EnvFailure) and not isinstance(cause, _UNRESOLVED)
+    return OutcomeStatus.FAILED if resolved or not was_sent else OutcomeStatus.UNRESOLVED

@@ -1,0 +1,720 @@
+"""Leases of real managers: by threads, by coroutines, beside calls for batches."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from envmgr import create_env_manager
+from envmgr.errors import (
+    ActionError,
+    AllEnvsFailedError,
+    ConcurrentCallError,
+    ConfigError,
+    EnvCallAbandoned,
+    EnvCrash,
+    EnvLeasedError,
+    EnvNotReadyError,
+    EnvRaised,
+    EnvTimeout,
+    LeaseEndedError,
+    LeaseError,
+    LeaseTimeoutError,
+    ManagerClosedError,
+    NothingReadyError,
+    SlotBusyError,
+    WrongLoopError,
+)
+from envmgr.outcomes import OutcomeStatus
+from tests.contract.leased import DIE, END, HANG, RAISE, SLOW, SLOW_S, Told, let_go
+
+KINDS: tuple[dict[str, Any], ...] = (
+    {"type": "base"},
+    {"type": "thread"},
+    {"type": "subprocess"},
+    {"type": "async_subprocess", "shared_memory": False},
+    {"type": "subprocess", "num_workers": 1},
+)
+every_kind = pytest.mark.parametrize("cfg", KINDS, ids=lambda cfg: "-".join(map(str, cfg.values())))
+KILLABLE = KINDS[1:]
+killable = pytest.mark.parametrize(
+    "cfg", KILLABLE, ids=lambda cfg: "-".join(map(str, cfg.values()))
+)
+PROCESSES: dict[str, Any] = {"type": "subprocess"}
+PATIENCE_S = 30.0
+
+ENDLESS = {"max_failures": 10_000, "max_failures_total": 10_000, "retry_waiting_time": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def _threads_that_hang_end() -> Iterator[None]:
+    let_go.clear()
+    yield
+    let_go.set()
+
+
+def make(cfg: dict[str, Any], env_num: int = 2, **keys: Any) -> Any:
+    return create_env_manager({**cfg, **ENDLESS, **keys}, env_fn=[Told] * env_num)
+
+
+def runs(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def in_threads(n: int, work: Callable[[int], None]) -> None:
+    """Run something in n threads at once; raise what the first of them raises."""
+    errors: list[BaseException] = []
+
+    def run(k: int) -> None:
+        try:
+            work(k)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
+    if errors:
+        raise errors[0]
+
+
+def accounts_of(manager: Any) -> tuple[int, ...]:
+    stats = manager.stats()
+    assert stats["actions"] == stats["timesteps"] + stats["cancelled"] + stats["outstanding"]
+    return tuple(stats[name] for name in ("actions", "timesteps", "cancelled", "outstanding"))
+
+
+def play(env: Any, seed: int, steps: int = 5) -> None:
+    """Play in a leased env, and look at all that it says."""
+    obs, info = env.reset(seed=seed, options={"of": seed})
+    assert obs.tolist() == [seed, 0.0, -1.0]
+    assert info["options"] == {"of": seed}
+    for k in range(1, steps + 1):
+        timestep = env.step(k)
+        assert timestep.obs.tolist() == [seed, k, k]
+        assert timestep.reward == float(k)
+        assert env.outcome.is_completed
+        assert env.outcome.env_id == env.env_id
+
+
+# -- threads, coroutines ---------------------------------------------------------------------------
+
+
+@every_kind
+def test_many_threads_have_an_env_each(cfg: dict[str, Any]) -> None:
+    with make(cfg) as manager:
+
+        def work(k: int) -> None:
+            for turn in range(3):
+                with manager.lease() as env:
+                    play(env, 100 * k + turn)
+
+        in_threads(8, work)
+        assert accounts_of(manager) == (120, 120, 0, 0)
+        assert manager.stats()["leases"] == 24
+        play_batch(manager)
+
+
+def play_batch(manager: Any) -> None:
+    """Step all envs that are free in one call, as if there were no leases."""
+    sent = dict.fromkeys(manager.ready_arrays(range(manager.env_num)).env_ids.tolist(), 1)
+    manager.send(sent)
+    timesteps = {}
+    while len(timesteps) < len(sent):
+        timesteps.update(manager.recv())
+    assert {i: t.reward for i, t in timesteps.items()} == dict.fromkeys(sent, 1.0)
+
+
+@every_kind
+def test_many_coroutines_have_an_env_each(cfg: dict[str, Any]) -> None:
+    async def rollout(manager: Any, seed: int) -> float:
+        async with manager.lease() as env:
+            obs, info = await env.reset(seed=seed, options={"of": seed})
+            assert obs.tolist() == [seed, 0.0, -1.0]
+            assert info["options"] == {"of": seed}
+            for k in range(1, 4):
+                timestep = await env.step(k)
+                assert timestep.obs.tolist() == [seed, k, k]
+            assert env.episode_outcome is None
+            await env.step(END)
+            reward: float = env.episode_outcome.reward
+            return reward
+
+    async def main() -> None:
+        async with make(cfg) as manager:
+            rewards = await asyncio.gather(*(rollout(manager, seed) for seed in range(20)))
+            assert rewards == [6.0 + END] * 20
+            assert accounts_of(manager) == (80, 80, 0, 0)
+        assert manager.closed
+
+    runs(main)
+
+
+def test_in_line_one_thread_runs_all_code_of_envs() -> None:
+    async def main() -> None:
+        async with make({"type": "base"}) as manager:
+            names = set()
+            async with manager.lease() as env:
+                names.add((await env.reset())[1]["thread"])
+                names.add((await env.step(1)).info["thread"])
+            batch = await manager.astep(dict.fromkeys(await manager.aready_obs(), 1))
+            names |= {timestep.info["thread"] for timestep in batch.values()}
+            assert len(names) == 1
+            assert names != {threading.current_thread().name}
+
+    runs(main)
+
+
+@killable
+def test_a_slow_env_keeps_nobody_waiting(cfg: dict[str, Any]) -> None:
+    if "num_workers" in cfg:
+        return  # where envs take turns
+    with make(cfg) as manager:
+        slow_began, slow_ended = threading.Event(), threading.Event()
+
+        def slow() -> None:
+            with manager.lease() as env:
+                env.reset()
+                slow_began.set()
+                env.step(SLOW)
+                slow_ended.set()
+
+        def quick() -> None:
+            with manager.lease() as env:
+                env.reset()
+                slow_began.wait(PATIENCE_S)
+                for k in range(10):
+                    env.step(k)
+                assert not slow_ended.is_set()
+
+        in_threads(2, lambda k: (slow, quick)[k]())
+
+
+# -- failures, limits ------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_failed_step_has_no_reward_and_the_env_comes_back(cfg: dict[str, Any]) -> None:
+    faults = [(RAISE, EnvRaised, OutcomeStatus.FAILED)]
+    if "subprocess" in cfg["type"]:
+        faults.append((DIE, EnvCrash, OutcomeStatus.UNRESOLVED))
+    with make(cfg) as manager, manager.lease() as env:
+        for action, kind, status in faults:
+            play(env, 3)
+            timestep = env.step(action)
+            assert timestep.reward is None
+            assert timestep.done
+            assert type(timestep.info["error"]) is kind
+            assert env.outcome.status is status
+            assert env.outcome.cause is timestep.info["error"]
+            assert env.episode_outcome.during == "episode"
+            assert env.episode_outcome.status is status
+            with pytest.raises(EnvNotReadyError, match=r"reset\(\) first"):
+                env.step(1)
+        play(env, 4)
+
+
+@killable
+def test_a_limit_ends_the_worker_and_says_where_it_hung(cfg: dict[str, Any]) -> None:
+    with make(cfg) as manager, manager.lease(episode_timeout_s=20.0) as env:
+        env.reset()
+        timestep = env.step(HANG, timeout_s=0.2)
+        error = timestep.info["error"]
+        assert isinstance(error, EnvTimeout)
+        assert "0.2 s of timeout_s" in str(error)
+        assert "leased.py" in error.stacks
+        assert env.outcome.status is OutcomeStatus.UNRESOLVED
+        with pytest.raises(EnvTimeout, match="timeout_s in its reset"):
+            env.reset(seed=1, options={"hang": True}, timeout_s=0.2)
+        play(env, 5)
+
+
+def test_failures_raise_and_close_where_the_config_says_so() -> None:
+    with make(PROCESSES, on_failure="raise") as manager, manager.lease() as env:
+        env.reset()
+        with pytest.raises(EnvRaised):
+            env.step(RAISE)
+        assert manager.closed
+        with pytest.raises(ManagerClosedError):
+            env.step(1)
+
+
+def test_an_env_that_is_given_up_is_leased_no_more() -> None:
+    with make(PROCESSES, 1, max_failures=0, on_exhausted="drop") as manager:
+        with manager.lease() as env:
+            env.reset()
+            assert env.step(RAISE).reward is None
+        with pytest.raises((AllEnvsFailedError, NothingReadyError), match="no env can be leased"):
+            manager.lease().__enter__()
+
+
+# -- beside calls for batches ----------------------------------------------------------------------
+
+
+@every_kind
+def test_calls_for_batches_go_on_beside_leases(cfg: dict[str, Any]) -> None:
+    with make(cfg, 3) as manager, manager.lease() as env:
+        leased = env.env_id
+        free = [i for i in range(3) if i != leased]
+        assert manager.ready_env == free
+        assert sorted(manager.ready_obs) == free
+        with pytest.raises(EnvLeasedError, match=rf"envs \[{leased}\]"):
+            manager.step(dict.fromkeys(range(3), 1))
+        for call in (
+            lambda: manager.reset({leased: None}),
+            lambda: manager.get_attr("_steps"),
+            lambda: manager.call("close_all"),
+            lambda: manager.send_arrays([leased], [1]),
+            manager.snapshot,
+        ):
+            with pytest.raises(EnvLeasedError):
+                call()
+        done = threading.Event()
+
+        def batches() -> None:
+            for k in range(20):
+                manager.send(dict.fromkeys(free, k))
+                came: dict[int, Any] = {}
+                while len(came) < len(free):
+                    came.update(manager.recv())
+                assert {i: t.reward for i, t in came.items()} == dict.fromkeys(free, float(k))
+            done.set()
+
+        def slots() -> None:
+            seed = 0
+            while not done.is_set() or seed < 3:
+                play(env, seed)
+                seed += 1
+
+        in_threads(2, lambda k: (batches, slots)[k]())
+        manager.reset()
+        assert env.step(6).obs.tolist()[2] == 6.0, "reset() without ids is for those it sees"
+        assert accounts_of(manager)[3] == 0
+
+
+def test_one_call_for_batches_at_a_time_also_beside_leases() -> None:
+    with make(PROCESSES, 2) as manager, manager.lease() as env:
+        env.reset()
+        (other,) = manager.ready_env
+        refused: list[Exception] = []
+
+        def second() -> None:
+            while not manager.env_states or not refused:
+                try:
+                    manager.recv(timeout_s=0)
+                except (ConcurrentCallError, NothingReadyError) as error:
+                    if isinstance(error, ConcurrentCallError):
+                        refused.append(error)
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        while not refused:
+            with_retry(lambda: manager.step({other: SLOW}))
+        thread.join(PATIENCE_S)
+        assert env.step(1).reward == 1.0
+
+
+def with_retry(call: Callable[[], Any]) -> None:
+    """Make a call, again if another one is under way."""
+    while True:
+        try:
+            call()
+            return
+        except ConcurrentCallError:
+            pass
+        except EnvNotReadyError:
+            return
+
+
+def test_a_lease_that_is_asked_for_within_a_step_waits_for_its_end() -> None:
+    with make(PROCESSES, 2) as manager:
+        leased = threading.Event()
+
+        def lease() -> None:
+            with manager.lease() as env:
+                leased.set()
+                play(env, 1)
+
+        manager.send({0: SLOW, 1: SLOW})
+        thread = threading.Thread(target=lease)
+        thread.start()
+        came = manager.recv(2)
+        assert sorted(came) == [0, 1]
+        assert not leased.is_set(), "both owed a timestep"
+        thread.join(PATIENCE_S)
+        assert leased.is_set()
+
+
+# -- misuse ----------------------------------------------------------------------------------------
+
+
+def test_misuse_of_a_lease_by_threads() -> None:
+    with make(PROCESSES, 2) as manager:
+        with manager.lease() as env:
+            with pytest.raises(EnvNotReadyError, match=r"reset\(\) first"):
+                env.step(1)
+            env.reset()
+            with pytest.raises(ActionError, match="refused"):
+                env.step(-3)
+            with pytest.raises(ConfigError):
+                env.step(1, timeout_s=0)
+            with pytest.raises(ConfigError):
+                env.reset(seed="x")
+            with pytest.raises(ConfigError, match="cannot be sent"):
+                env.reset(options={"lock": threading.Lock()})
+            assert env.step(1).obs.tolist()[1] == 1.0, "nothing of that was sent"
+            errors: list[Exception] = []
+            inside = threading.Event()
+
+            def other() -> None:
+                inside.set()
+                env.step(SLOW)
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            inside.wait(PATIENCE_S)
+            while not errors and thread.is_alive():
+                try:
+                    env.step(1)
+                except SlotBusyError as error:
+                    errors.append(error)
+            thread.join(PATIENCE_S)
+            assert errors
+            with manager.lease(), pytest.raises(LeaseTimeoutError, match="acquire_timeout_s"):
+                manager.lease(acquire_timeout_s=0.1).__enter__()
+        with pytest.raises(LeaseEndedError):
+            env.step(1)
+        lease = manager.lease()
+        with lease:
+            pass
+        with pytest.raises(LeaseError, match="used before"), lease:
+            pass
+    with pytest.raises(ManagerClosedError):
+        manager.lease().__enter__()
+    with pytest.raises(LeaseEndedError):
+        env.reset()
+
+
+def test_misuse_of_a_lease_by_coroutines() -> None:
+    async def main() -> None:
+        async with make(PROCESSES, 1) as manager:
+            async with manager.lease() as env:
+                await env.reset()
+                both = await asyncio.gather(env.step(SLOW), env.step(2), return_exceptions=True)
+                assert both[0].reward == SLOW
+                assert isinstance(both[1], SlotBusyError)
+
+                async def elsewhere() -> None:
+                    with pytest.raises(WrongLoopError):
+                        await env.step(1)
+
+                await asyncio.to_thread(asyncio.run, elsewhere())
+                with pytest.raises(LeaseTimeoutError):
+                    async with manager.lease(acquire_timeout_s=0.05):
+                        pass
+            with pytest.raises(LeaseEndedError):
+                await env.step(1)
+
+    runs(main)
+
+
+def test_configs_whose_envs_cannot_be_leased() -> None:
+    for keys, text in (
+        ({"normalize_obs": True}, "normalize_obs"),
+        ({"context": "fork"}, "context: fork"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            make(PROCESSES, 1, **keys).lease()
+
+
+@killable
+def test_close_answers_everybody(cfg: dict[str, Any]) -> None:
+    errors: list[Exception] = []
+    manager = make(cfg, 1, close_timeout=0.1)
+    with manager:
+        inside = threading.Event()
+
+        def hang() -> None:
+            try:
+                with manager.lease() as env:
+                    env.reset()
+                    inside.set()
+                    env.step(HANG)
+            except ManagerClosedError as error:
+                errors.append(error)
+
+        def wait() -> None:
+            inside.wait(PATIENCE_S)
+            try:
+                with manager.lease():
+                    pass
+            except ManagerClosedError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=hang), threading.Thread(target=wait)]
+        for thread in threads:
+            thread.start()
+        inside.wait(PATIENCE_S)
+        while manager.stats()["outstanding"] == 0:
+            time.sleep(0.001)
+        manager.close(0.1)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(errors) == 2
+        assert accounts_of(manager)[3] == 0
+
+
+# -- what is cancelled -----------------------------------------------------------------------------
+
+
+def test_a_cancelled_step_is_never_sent_again_and_its_env_is_ended_in_time() -> None:
+    async def main() -> None:
+        async with make(PROCESSES, 1, release_timeout=0.2) as manager:
+            async with manager.lease() as env:
+                await env.reset()
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(env.step(HANG), 0.1)
+                assert env.outcome.status is OutcomeStatus.UNRESOLVED
+                assert isinstance(env.outcome.cause, EnvCallAbandoned)
+                with pytest.raises(EnvNotReadyError):
+                    await env.step(1)
+            async with manager.lease() as env:  # the same env, which had to be ended
+                obs, _ = await env.reset(seed=3)
+                assert obs.tolist()[0] == 3.0
+                assert env.outcome.generation == 1
+            assert manager.stats()["cancelled"] == 1
+            accounts_of(manager)
+
+    runs(main)
+
+
+def test_a_lease_is_given_back_in_every_case() -> None:
+    async def main() -> None:
+        async with make(PROCESSES, 1) as manager:
+
+            async def holds(ready: asyncio.Event) -> None:
+                async with manager.lease() as env:
+                    await env.reset()
+                    ready.set()
+                    await asyncio.sleep(600.0)
+
+            for _ in range(3):
+                ready = asyncio.Event()
+                task = asyncio.ensure_future(holds(ready))
+                await ready.wait()
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            with pytest.raises(ZeroDivisionError):
+                async with manager.lease() as env:
+                    1 / 0  # noqa: B018
+            async with manager.lease() as env:
+                waiting = [asyncio.ensure_future(manager.lease().__aenter__()) for _ in range(3)]
+                await asyncio.sleep(0)
+                for one in waiting:
+                    one.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+            lease = manager.lease()
+            env = await lease.__aenter__()
+            del lease, env  # nobody ends it
+            gc.collect()
+            async with manager.lease(acquire_timeout_s=PATIENCE_S) as env:
+                await env.reset()
+
+    runs(main)
+
+
+def test_a_loop_that_ends_gives_its_envs_back() -> None:
+    with make(PROCESSES, 1) as manager:
+
+        async def leaves() -> None:
+            env = await manager.lease().__aenter__()
+            await env.reset()
+            kept.append(asyncio.ensure_future(env.step(SLOW)))
+            await asyncio.sleep(0)
+
+        kept: list[Any] = []
+        asyncio.run(leaves())
+        kept.clear()
+        gc.collect()
+        with manager.lease(acquire_timeout_s=PATIENCE_S) as env:
+            play(env, 1)
+
+
+def cancelled_everywhere(main: Callable[[Any], Coroutine[Any, Any, Any]], manager: Any) -> int:
+    """Cancel a coroutine at each of its awaits in turn, and look whether the manager goes on."""
+    points = 0
+    while True:
+        asyncio.run(asyncio.wait_for(_cancelled_at(main, manager, points), PATIENCE_S))
+        if _cancelled_at.ended:  # type: ignore[attr-defined]
+            return points
+        points += 1
+
+
+async def _cancelled_at(
+    main: Callable[[Any], Coroutine[Any, Any, Any]], manager: Any, point: int
+) -> None:
+    """Cancel a coroutine when its loop has gone round so many times."""
+    task = asyncio.ensure_future(main(manager))
+    n_rounds = 0
+    while not task.done() and n_rounds < point:
+        before = time.monotonic()
+        await asyncio.sleep(0)
+        n_rounds += 1
+        if time.monotonic() - before < 1e-3 and n_rounds % 8 == 0:
+            await asyncio.sleep(0.0002)
+    _cancelled_at.ended = task.done()  # type: ignore[attr-defined]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("cfg", KINDS[:3], ids=lambda cfg: cfg["type"])
+def test_cancelled_at_any_await_nothing_is_lost(cfg: dict[str, Any]) -> None:
+    async def use(manager: Any) -> None:
+        async with manager.lease() as env:
+            await env.reset(seed=1)
+            for k in range(3):
+                await env.step(k)
+        actions = dict.fromkeys(await manager.aready_obs(), 1)
+        await manager.astep(actions)
+        manager.send(dict.fromkeys(await manager.aready_obs(), 2))
+        await manager.arecv(1)
+        async for _ in manager.arrivals():
+            pass
+
+    with make(cfg, 2) as manager:
+
+        async def look(manager: Any) -> None:
+            while manager.pending_env:
+                await manager.arecv(1)
+            async with manager.lease(acquire_timeout_s=PATIENCE_S) as env:
+                obs, _ = await env.reset(seed=8)
+                assert obs.tolist() == [8.0, 0.0, -1.0]
+                assert (await env.step(4)).obs.tolist() == [8.0, 1.0, 4.0]
+
+        points = 0
+        while points < 60:
+            asyncio.run(asyncio.wait_for(_cancelled_at(use, manager, points), PATIENCE_S))
+            asyncio.run(asyncio.wait_for(look(manager), PATIENCE_S))
+            accounts_of(manager)
+            points += 1
+        assert accounts_of(manager)[3] == 0
+
+
+def test_launch_and_close_are_cancelled_cleanly() -> None:
+    async def main() -> None:
+        manager = make(PROCESSES, 2)
+        for delay in (0.0, 0.01, 0.05):
+            task = asyncio.ensure_future(manager.__aenter__())
+            await asyncio.sleep(delay)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert manager.closed
+        async with manager:
+            closing = asyncio.ensure_future(manager.__aexit__(None, None, None))
+            await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            assert manager.closed
+
+    runs(main)
+
+
+# -- calls for batches, of coroutines --------------------------------------------------------------
+
+
+@every_kind
+def test_calls_for_batches_may_be_awaited(cfg: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with make(cfg, 3) as manager:
+            obs = await manager.aready_obs()
+            assert sorted(obs) == [0, 1, 2]
+            manager.send({0: 5, 1: 6, 2: 7})
+            got = {}
+            async for env_id, timestep in manager.arrivals():
+                got[env_id] = timestep.reward
+            assert got == {0: 5.0, 1: 6.0, 2: 7.0}
+            with pytest.raises(NothingReadyError):
+                await manager.arecv()
+            manager.send(dict.fromkeys(range(3), 8))
+            batch = await manager.arecv_arrays(3)
+            assert batch.reward.tolist() == [8.0] * 3
+
+    runs(main)
+
+
+def test_what_arrivals_has_not_given_comes_later() -> None:
+    async def main() -> None:
+        async with make(PROCESSES, 3) as manager:
+            manager.send({0: 5, 1: 6, 2: 7})
+            while len(await manager.arecv(3, 0.01)) < 3:
+                pass
+            manager.send({0: 5, 1: 6, 2: 7})
+            got = {}
+            arrivals = manager.arrivals()
+            async for env_id, timestep in arrivals:
+                got[env_id] = timestep.reward
+                break
+            await arrivals.aclose()
+            while len(got) < 3:
+                got.update({i: t.reward for i, t in (await manager.arecv(1)).items()})
+            assert got == {0: 5.0, 1: 6.0, 2: 7.0}
+            assert accounts_of(manager)[3] == 0
+
+    runs(main)
+
+
+def test_its_fd_is_readable_while_there_is_something_to_gather() -> None:
+    with make({"type": "async_subprocess"}, 2) as manager, selectors.DefaultSelector() as selector:
+        selector.register(manager.fileno(), selectors.EVENT_READ)
+        for k in range(20):
+            manager.send({0: k, 1: k})
+            got: dict[int, Any] = {}
+            while len(got) < 2:
+                assert selector.select(PATIENCE_S)
+                got.update(manager.recv(timeout_s=0))
+            assert not selector.select(0), "all was gathered"
+
+
+# -- all at once -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cfg", [PROCESSES, KINDS[4]], ids=["each", "shared"])
+def test_under_stress_nothing_is_lost_repeated_or_mixed_up(cfg: dict[str, Any]) -> None:
+    """`soak/leases.py` does the same for longer."""
+    from tests.contract.leased_stress import stress
+
+    is_shared = "num_workers" in cfg  # where each fault costs all of them
+    faults = 0.002 if is_shared else 0.01
+    seed = random.randrange(1 << 30)
+    found = stress(cfg, env_num=8, n_threads=32, n_leases=4, seed=seed, faults=faults)
+    assert found.wrong == []
+    assert found.steps > 100
+
+
+def test_a_killed_worker_is_replaced_behind_its_lease() -> None:
+    with make(PROCESSES, 1) as manager, manager.lease() as env:
+        play(env, 1)
+        (worker,) = manager.stats()["workers"]
+        os.kill(worker["pid"], signal.SIGKILL)
+        while manager.stats()["failures"] == 0:
+            time.sleep(0.001)
+        timestep = env.step(1)
+        assert isinstance(timestep.info["error"], EnvCrash)
+        assert env.outcome.status is OutcomeStatus.FAILED, "it was not sent"
+        play(env, 2)
+    assert SLOW_S < PATIENCE_S

@@ -1,0 +1,550 @@
+"""Leases over fakes: who gets which env, what its calls give, and what becomes of what is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from envmgr.core import Phase
+from envmgr.core.slots import SlotCall, SlotRules, Slots, Tenancy
+from envmgr.core.validate import checked_actions, refuse_leased, refuse_while_pending
+from envmgr.errors import (
+    AllEnvsFailedError,
+    EnvCallAbandoned,
+    EnvCrash,
+    EnvLeasedError,
+    EnvNotReadyError,
+    EnvRaised,
+    EnvTimeout,
+    FailuresExhaustedError,
+    LeaseEndedError,
+    ManagerClosedError,
+    NothingReadyError,
+)
+from envmgr.lifecycle import EnvState
+from envmgr.outcomes import OutcomeStatus
+from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.wire.messages import AfterStep, Op
+from tests.rig import Rig, over_routes, route
+
+__all__ = ["route"]
+
+pytestmark = over_routes
+
+
+class Leases:
+    """Leases over a rig, which are served when the test says so."""
+
+    def __init__(self, rig: Rig, rules: SlotRules = SlotRules()) -> None:  # noqa: B008 - frozen
+        self.rig = rig
+        self.slots = Slots(rig.supervisor, rules)
+        self.told: list[Any] = []
+
+    def serve(self, **how: bool) -> None:
+        """Do as the owner does."""
+        self.slots.obey()
+        self.rig.pump()
+        self.slots.serve(**how)
+        self.slots.tell_all()
+
+    def ask(self, episode_s: float | None = None) -> Tenancy:
+        """Ask for an env."""
+        tenancy = Tenancy(lambda: self.told.append(tenancy), episode_s)
+        self.slots.ask(tenancy)
+        return tenancy
+
+    def lease(self, episode_s: float | None = None) -> Tenancy:
+        """Ask for an env that is free."""
+        tenancy = self.ask(episode_s)
+        self.serve()
+        assert tenancy.env_id is not None
+        return tenancy
+
+    def call(self, tenancy: Tenancy, during: str, limit_s: float | None = None, **what: Any) -> Any:
+        """Begin a call."""
+        call = SlotCall(lambda: self.told.append(call), during, limit_s, **what)
+        self.slots.call(tenancy, call)
+        self.serve()
+        return call
+
+    def reset(self, tenancy: Tenancy, **what: Any) -> SlotCall:
+        """Reset an env, which answers at once if it is asked."""
+        n_sent = len(self.rig.transport.sent)
+        call: SlotCall = self.call(tenancy, "reset", **what)
+        if len(self.rig.transport.sent) > n_sent:
+            self.rig.reset_done(tenancy.env_id or 0)
+            self.serve()
+        assert call.is_over
+        return call
+
+    def step(self, tenancy: Tenancy, action: int = 1, limit_s: float | None = None) -> SlotCall:
+        """Begin a step."""
+        call: SlotCall = self.call(tenancy, "step", limit_s, action=action)
+        return call
+
+    def begun(self) -> Tenancy:
+        """Lease an env and begin an episode."""
+        tenancy = self.lease()
+        self.reset(tenancy)
+        return tenancy
+
+
+def leases(env_num: int = 1, rules: SlotRules | None = None, **rig: Any) -> Leases:
+    return Leases(Rig(env_num, **rig).launch(), rules or SlotRules())
+
+
+def steps_sent(of: Leases, env_id: int = 0) -> int:
+    """Return how many steps an env was ever asked for, by whatever way."""
+    return of.rig.supervisor.selections.steps_of(env_id)
+
+
+# -- who gets which env ----------------------------------------------------------------------------
+
+
+def test_envs_are_leased_in_order_of_asking() -> None:
+    of = leases(2)
+    asked = [of.ask() for _ in range(5)]
+    of.serve()
+    assert [t.env_id for t in asked] == [0, 1, None, None, None]
+    assert of.told == asked[:2]
+    of.slots.give_back(asked[3])  # it waits no longer
+    of.slots.give_back(asked[1])
+    of.serve()
+    assert [t.env_id for t in asked] == [0, 1, 1, None, None]
+    of.slots.give_back(asked[0])
+    of.serve()
+    assert [t.env_id for t in asked] == [0, 1, 1, None, 0]
+    assert of.rig.supervisor.statistics.of_slots.leases == 4
+
+
+def test_calls_for_batches_do_not_see_leased_envs() -> None:
+    of = leases(3)
+    tenancy = of.lease()
+    table = of.rig.supervisor.table
+    assert of.rig.ready() == [1, 2]
+    assert not table.are_all_ready
+    assert not table.is_coming(0)
+    with pytest.raises(EnvLeasedError, match=r"envs \[0\].*leased.*leave them out"):
+        checked_actions(table, {0: 1, 1: 1}, None)
+    with pytest.raises(EnvLeasedError, match="cannot take part in reset"):
+        refuse_leased(table, [0, 2], "reset")
+    with pytest.raises(EnvLeasedError):
+        refuse_while_pending(table, [0], "call('x')")
+    assert of.rig.supervisor.submitter.by_id({0: 1}, 0) is None, "nor by the short way"
+    of.reset(tenancy)
+    call = of.step(tenancy)
+    assert table.owed_ids() == []
+    assert of.rig.supervisor.statistics.outstanding == 0
+    of.rig.stepped(0)
+    assert of.rig.supervisor.statistics.accounts()["outstanding"] == 1
+    of.serve()
+    assert call.is_over
+    of.slots.give_back(tenancy)
+    of.serve()
+    of.rig.reset_done(0)
+    assert of.rig.ready() == [0, 1, 2]
+    assert table.are_all_ready
+
+
+def test_no_env_is_leased_while_a_call_waits_for_envs_that_it_names() -> None:
+    of = leases()
+    tenancy = of.ask()
+    of.serve(may_lease=False)
+    assert tenancy.env_id is None
+    of.serve()
+    assert tenancy.env_id == 0
+
+
+def test_envs_that_owe_a_timestep_to_a_batch_are_not_leased() -> None:
+    of = leases(2)
+    of.rig.send({0: 1})
+    assert of.lease().env_id == 1
+    waiting = of.ask()
+    of.rig.stepped(0)
+    of.serve()
+    assert waiting.env_id is None, "it has arrived, and was not delivered"
+    of.rig.deliver(0)
+    of.serve()
+    assert waiting.env_id == 0
+
+
+def test_who_waits_is_told_if_no_env_will_ever_be_free() -> None:
+    of = leases(episode_num=1)
+    tenancy = of.begun()
+    of.step(tenancy)
+    of.rig.stepped(0, done=True)
+    of.serve()
+    of.slots.give_back(tenancy)
+    waiting = of.ask()
+    of.serve()
+    assert waiting.is_over
+    assert isinstance(waiting.error, NothingReadyError)
+    assert not isinstance(waiting.error, AllEnvsFailedError)
+
+
+# -- the beginning of a lease ----------------------------------------------------------------------
+
+
+def test_a_fresh_env_is_not_reset_again() -> None:
+    of = leases()
+    tenancy = of.lease()
+    n_resets = len(of.rig.reset_requests())
+    call = of.reset(tenancy)
+    assert call.result[1] == {"params": {}}
+    assert len(of.rig.reset_requests()) == n_resets
+    of.slots.give_back(tenancy)
+    of.serve()
+    assert of.rig.state() is EnvState.RESET, "somebody has seen that episode: another one begins"
+    of.rig.reset_done()
+    second = of.lease()
+    n_resets = len(of.rig.reset_requests())
+    of.reset(second)
+    assert len(of.rig.reset_requests()) == n_resets
+
+
+def test_seeds_and_parameters_are_for_one_reset() -> None:
+    of = leases()
+    tenancy = of.lease()
+    of.reset(tenancy, seed=5, params={"level": 3})
+    asked = of.rig.reset_requests()[-1]
+    assert (asked.seed, dict(asked.params)) == (5, {"level": 3})
+    of.slots.give_back(tenancy)
+    of.serve()
+    asked = of.rig.reset_requests()[-1]
+    assert (asked.seed, dict(asked.params)) == (None, {})
+
+
+def test_a_used_env_is_reset_once_if_somebody_waits_for_it() -> None:
+    of = leases()
+    first = of.begun()
+    of.step(first)
+    of.rig.stepped()
+    of.serve()
+    second = of.ask()
+    of.serve()
+    n_resets = len(of.rig.reset_requests())
+    of.slots.give_back(first)
+    of.serve()
+    assert second.env_id == 0
+    early = of.step(second)
+    assert isinstance(early.error, EnvNotReadyError)
+    assert "reset() first" in str(early.error)
+    of.reset(second, seed=7)
+    assert len(of.rig.reset_requests()) == n_resets + 1
+
+
+def test_what_a_batch_has_used_is_not_fresh() -> None:
+    of = leases()
+    of.rig.send({0: 1})
+    of.rig.stepped()
+    of.rig.deliver()
+    tenancy, n_resets = of.lease(), len(of.rig.reset_requests())
+    of.reset(tenancy)
+    assert len(of.rig.reset_requests()) == n_resets + 1
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def test_a_step_and_what_has_become_of_it() -> None:
+    of = leases()
+    tenancy = of.begun()
+    assert (tenancy.outcome.during, tenancy.outcome.status) == ("reset", "completed")  # type: ignore[union-attr]
+    began = of.rig.clock()
+    call = of.step(tenancy)
+    assert not call.is_over
+    of.rig.advance(2.0)
+    of.rig.stepped(reward=3.0)
+    of.serve()
+    assert of.told[-1] is call
+    assert (call.result.reward, call.result.done) == (3.0, False)
+    outcome = tenancy.outcome
+    assert outcome is not None
+    assert (outcome.status, outcome.reward, outcome.cause) == ("completed", 3.0, None)
+    assert (outcome.env_id, outcome.generation, outcome.attempt) == (0, 0, 1)
+    assert (outcome.began_s, outcome.ended_s) == (began, began + 2.0)
+    assert tenancy.episode_outcome is None
+    of.step(tenancy)
+    of.rig.stepped(reward=4.0, done=True, after=AfterStep.RESETS)
+    of.serve()
+    episode = tenancy.episode_outcome
+    assert episode is not None
+    assert (episode.during, episode.status, episode.reward) == ("episode", "completed", 7.0)
+    assert isinstance(of.step(tenancy).error, EnvNotReadyError), "the episode has ended"
+
+
+def test_a_failed_step_has_no_reward() -> None:
+    of = leases()
+    tenancy = of.begun()
+    call = of.step(tenancy)
+    of.rig.fail()
+    of.serve()
+    assert call.error is None
+    assert call.result.reward is None
+    assert call.result.info["abnormal"]
+    assert isinstance(call.result.info["error"], EnvRaised)
+    for outcome in (tenancy.outcome, tenancy.episode_outcome):
+        assert outcome is not None
+        assert (outcome.status, outcome.reward) == (OutcomeStatus.FAILED, None)
+        assert outcome.cause is call.result.info["error"]
+
+
+def test_after_a_death_it_is_not_known_whether_the_step_was_taken() -> None:
+    of = leases()
+    tenancy = of.begun()
+    call = of.step(tenancy)
+    of.rig.die()
+    of.serve()
+    assert isinstance(call.result.info["error"], EnvCrash)
+    assert tenancy.outcome is not None
+    assert tenancy.outcome.status is OutcomeStatus.UNRESOLVED
+
+
+def test_a_step_that_an_env_was_not_sent_has_failed() -> None:
+    of = leases()
+    tenancy = of.begun()
+    of.rig.die()
+    of.serve()
+    call = of.step(tenancy)
+    assert isinstance(call.result.info["error"], EnvCrash)
+    assert tenancy.outcome is not None
+    assert tenancy.outcome.status is OutcomeStatus.FAILED
+    assert steps_sent(of) == 0
+
+
+def test_failures_raise_where_the_config_says_so() -> None:
+    of = leases(policy=FailurePolicy(recover=False))
+    tenancy = of.begun()
+    call = of.step(tenancy)
+    of.rig.fail()
+    of.serve()
+    assert isinstance(call.error, EnvRaised)
+    assert call.closes
+    assert of.rig.supervisor.repair.fatal is None, "it is raised once"
+
+
+def test_too_many_failures_are_raised_by_the_next_call_of_that_lease() -> None:
+    of = leases(2, policy=FailurePolicy(max_failures=0))
+    tenancy, other = of.begun(), of.begun()
+    of.step(tenancy)
+    of.rig.fail()
+    of.serve()
+    assert of.step(other).error is None
+    call = of.call(tenancy, "reset")
+    assert isinstance(call.error, FailuresExhaustedError)
+    assert call.error.env_id == 0
+    assert of.rig.supervisor.repair.fatal is None
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_call", "of_episode", "counts", "name"),
+    [
+        (2.0, None, None, 2.0, "step_timeout"),
+        (2.0, 1.0, None, 1.0, "timeout_s"),
+        (1.0, 2.0, None, 1.0, "step_timeout"),
+        (None, 1.0, None, 1.0, "timeout_s"),
+        (2.0, 3.0, 1.0, 1.0, "episode_timeout_s"),
+    ],
+)
+def test_the_shortest_limit_counts(
+    of_all: float | None,
+    of_call: float | None,
+    of_episode: float | None,
+    counts: float,
+    name: str,
+) -> None:
+    of = leases(rules=SlotRules(step_s=of_all), deadlines=Deadlines(step_s=of_all))
+    tenancy = of.lease(of_episode)
+    of.reset(tenancy)
+    call = of.step(tenancy, limit_s=of_call)
+    of.rig.advance(counts - 0.25)
+    of.serve()
+    assert not call.is_over
+    of.rig.advance(0.25)
+    of.serve()
+    error = call.result.info["error"]
+    assert isinstance(error, EnvTimeout)
+    assert error.limit_s == counts
+    assert f"{counts:g} s of {name}" in str(error)
+    assert of.rig.supervisor.hosts.limits.own == {}
+    assert tenancy.outcome is not None
+    assert tenancy.outcome.status is OutcomeStatus.UNRESOLVED
+
+
+def test_an_episode_that_is_too_long_between_its_steps_ends_with_the_next() -> None:
+    of = leases()
+    tenancy = of.lease(3.0)
+    of.reset(tenancy)
+    of.rig.advance(4.0)
+    call = of.step(tenancy)
+    assert isinstance(call.result.info["error"], EnvTimeout)
+    assert call.result.reward is None
+    assert steps_sent(of) == 0
+    assert tenancy.outcome is not None
+    assert tenancy.outcome.status is OutcomeStatus.FAILED
+    assert of.rig.supervisor.statistics.failures_by_env == {}, "nothing is charged for it"
+
+
+def test_a_reset_that_hangs_is_ended_and_may_be_tried_again() -> None:
+    of = leases()
+    tenancy = of.lease()
+    call = of.call(tenancy, "reset", 1.0, seed=4)
+    of.rig.advance(1.0)
+    of.serve()
+    assert isinstance(call.error, EnvTimeout)
+    assert "1 s of timeout_s" in str(call.error)
+    assert tenancy.outcome is not None
+    assert (tenancy.outcome.during, tenancy.outcome.attempt) == ("reset", 1)
+    again = of.call(tenancy, "reset", seed=4)
+    of.rig.run(0.5)
+    of.rig.hello()
+    of.rig.reset_done()
+    of.serve()
+    assert again.error is None
+    assert (tenancy.outcome.attempt, tenancy.outcome.generation) == (2, 1)
+
+
+def test_a_reset_of_which_attempts_are_left_has_not_failed() -> None:
+    of = leases(policy=FailurePolicy(max_retry=2))
+    tenancy = of.lease()
+    call = of.call(tenancy, "reset", seed=4)
+    of.rig.fail(during="reset")
+    of.serve()
+    assert not call.is_over
+    of.rig.run(0.5)
+    of.rig.reset_done()
+    of.serve()
+    assert call.error is None
+
+
+# -- what nobody awaits ----------------------------------------------------------------------------
+
+
+def test_what_was_sent_is_never_sent_again() -> None:
+    of = leases()
+    tenancy = of.begun()
+    call = of.step(tenancy)
+    of.slots.abandon(tenancy, call)
+    of.serve()
+    assert tenancy.outcome is not None
+    assert tenancy.outcome.status is OutcomeStatus.UNRESOLVED
+    assert isinstance(tenancy.outcome.cause, EnvCallAbandoned)
+    assert isinstance(of.step(tenancy).error, EnvNotReadyError), "it is dirty"
+    again = of.call(tenancy, "reset")
+    assert of.rig.phase() is Phase.CANCELLING
+    of.rig.stepped(reward=9.0)
+    of.rig.reset_done()
+    of.serve()
+    assert again.error is None
+    assert steps_sent(of) == 1
+    of.step(tenancy)
+    of.rig.stepped(reward=1.0)
+    of.serve()
+    slots = of.rig.supervisor.statistics.of_slots
+    assert (slots.actions, slots.timesteps, slots.cancelled) == (2, 1, 1)
+    assert of.rig.identity_holds()
+
+
+@pytest.mark.parametrize(("own_s", "ends_after_s"), [(None, 5.0), (30.0, 5.0), (2.0, 2.0)])
+def test_the_step_of_a_lease_that_has_ended_is_bounded(
+    own_s: float | None, ends_after_s: float
+) -> None:
+    of = leases(policy=FailurePolicy(max_failures=0))
+    tenancy = of.begun()
+    call = of.step(tenancy, limit_s=own_s)
+    of.slots.abandon(tenancy, call)
+    of.slots.give_back(tenancy)
+    of.serve()
+    assert of.rig.state() is EnvState.RESET
+    of.rig.advance(ends_after_s - 0.25)
+    of.serve()
+    assert of.rig.phase() is Phase.CANCELLING
+    of.rig.advance(0.25)
+    of.serve()
+    assert of.rig.phase() is not Phase.CANCELLING
+    assert of.rig.supervisor.hosts.limits.own == {}
+    if ends_after_s == own_s:
+        assert isinstance(of.rig.supervisor.repair.fatal, FailuresExhaustedError), "it counts"
+        return
+    assert of.rig.supervisor.repair.fatal is None, "its user has left it, and it is not charged"
+    of.rig.run(0.5)
+    of.rig.hello()
+    of.rig.reset_done()
+    of.serve()
+    fresh = of.lease()
+    n_resets = len(of.rig.reset_requests())
+    of.reset(fresh)
+    assert len(of.rig.reset_requests()) == n_resets
+
+
+def test_an_answer_that_came_and_was_not_taken_leaves_the_env_dirty() -> None:
+    of = leases()
+    tenancy = of.begun()
+    call = of.step(tenancy)
+    of.rig.stepped()
+    of.serve()
+    of.slots.abandon(tenancy, call)  # its coroutine was cancelled before it went on
+    of.serve()
+    assert isinstance(of.step(tenancy).error, EnvNotReadyError)
+
+
+def test_a_lease_that_has_ended_is_refused() -> None:
+    of = leases()
+    tenancy = of.begun()
+    of.slots.give_back(tenancy)
+    of.slots.give_back(tenancy)
+    of.serve()
+    assert isinstance(of.step(tenancy).error, LeaseEndedError)
+
+
+def test_a_call_that_is_under_way_when_its_lease_ends() -> None:
+    of = leases()
+    tenancy = of.begun()
+    call = of.step(tenancy)
+    of.slots.give_back(tenancy)
+    of.serve()
+    assert isinstance(call.error, LeaseEndedError)
+    assert tenancy.outcome is not None
+    assert tenancy.outcome.status is OutcomeStatus.UNRESOLVED
+
+
+def test_everybody_is_answered_at_the_end() -> None:
+    of = leases(2)
+    tenancy, idle = of.begun(), of.begun()
+    call, waiting = of.step(tenancy), of.ask()
+    of.serve()
+    of.told.clear()
+    of.slots.shut(ManagerClosedError("closed"))
+    of.slots.tell_all()
+    assert {id(one) for one in of.told} == {id(call), id(waiting)}
+    assert isinstance(call.error, ManagerClosedError)
+    assert isinstance(waiting.error, ManagerClosedError)
+    late, later = of.ask(), SlotCall(lambda: None, "step", None, action=1)
+    of.slots.call(idle, later)
+    assert isinstance(late.error, ManagerClosedError), "nobody has to come for it"
+    assert isinstance(later.error, ManagerClosedError)
+
+
+# -- spares ----------------------------------------------------------------------------------------
+
+
+def test_a_spare_serves_the_next_lease() -> None:
+    of = leases(spare_num=1)
+    first = of.begun()
+    of.step(first)
+    of.rig.stepped()
+    of.serve()
+    second = of.ask()
+    of.slots.give_back(first)
+    of.serve()
+    assert of.rig.supervisor.statistics.swaps == 1
+    adopted = of.rig.requests(Op.ADOPT, 0) or of.rig.requests(Op.ADOPT, 1)
+    assert adopted
+    assert second.env_id is None
+    of.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
+    of.serve()
+    assert second.env_id == 0
