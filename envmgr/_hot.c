@@ -22,9 +22,9 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 1
+#define ABI 2
 
-static PyObject *name_step, *name_step_place, *name_fields, *name_abnormal;
+static PyObject *name_step, *name_step_place, *name_fields, *name_abnormal, *name_nbytes;
 
 static double monotonic(void) {
     struct timespec now;
@@ -52,6 +52,230 @@ static void *item_of(const Py_buffer *column, Py_ssize_t index) {
         return NULL;
     }
     return (char *)column->buf + index * column->strides[0];
+}
+
+/* -- the worker: infos that are records ------------------------------------------------------- */
+
+#define MOST_FIELDS 32
+#define RECORD_BYTES 1024
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *otherwise; /* (info): writes an info that is another one, and returns whether it has */
+    Py_buffer record, numbers, versions;
+    uint8_t *number;     /* says of which form the record is */
+    int64_t *version;    /* of what is known of forms; what was learnt before does not hold */
+    int64_t learnt_at;
+    PyObject *keys, *types; /* of the infos that are written here; NULL: of none */
+    int count;
+    char codes[MOST_FIELDS]; /* of their values, as those of `struct` */
+    uint16_t offsets[MOST_FIELDS];
+    uint8_t form;
+    Py_ssize_t nbytes;
+    char packed[RECORD_BYTES];
+} PlainInfos;
+
+static int infos_traverse(PlainInfos *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->otherwise);
+    Py_VISIT(self->keys);
+    Py_VISIT(self->types);
+    return 0;
+}
+
+static int infos_clear(PlainInfos *self) {
+    Py_CLEAR(self->otherwise);
+    Py_CLEAR(self->keys);
+    Py_CLEAR(self->types);
+    return 0;
+}
+
+static void infos_dealloc(PlainInfos *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    PyObject_GC_UnTrack(self);
+    infos_clear(self);
+    PyBuffer_Release(&self->record);
+    PyBuffer_Release(&self->numbers);
+    PyBuffer_Release(&self->versions);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+static PyObject *infos_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"otherwise", "record", "numbers", "row", "versions", NULL};
+    PyObject *otherwise, *record, *numbers, *versions;
+    Py_ssize_t row;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOnO", names, &otherwise, &record, &numbers, &row,
+                                     &versions))
+        return NULL;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PlainInfos *self = (PlainInfos *)alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    if (view_of(record, &self->record, PyBUF_WRITABLE, 1, 1) < 0 ||
+        view_of(numbers, &self->numbers, PyBUF_WRITABLE, 1, sizeof(uint8_t)) < 0 ||
+        view_of(versions, &self->versions, 0, 1, sizeof(int64_t)) < 0 ||
+        (self->number = item_of(&self->numbers, row)) == NULL ||
+        (self->version = item_of(&self->versions, 0)) == NULL)
+        goto failed;
+    if (!PyBuffer_IsContiguous(&self->record, 'C')) {
+        PyErr_SetString(PyExc_ValueError, "a record of another form");
+        goto failed;
+    }
+    self->otherwise = Py_NewRef(otherwise);
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+PyDoc_STRVAR(learn_doc,
+             "learn(version, form, presence, keys, types, codes, offsets, nbytes)\n--\n\n"
+             "Write infos with these keys and values of these types, as long as this version holds.");
+
+static PyObject *infos_learn(PlainInfos *self, PyObject *args) {
+    PyObject *keys, *types, *offsets;
+    const char *codes;
+    long long version;
+    unsigned int presence;
+    unsigned char form;
+    Py_ssize_t nbytes;
+    if (!PyArg_ParseTuple(args, "LbIO!O!sO!n", &version, &form, &presence, &PyTuple_Type, &keys, &PyTuple_Type,
+                          &types, &codes, &PyTuple_Type, &offsets, &nbytes))
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(keys);
+    if (count < 1 || count > MOST_FIELDS || PyTuple_Size(types) != count ||
+        (Py_ssize_t)strlen(codes) != count || PyTuple_Size(offsets) != count ||
+        nbytes < (Py_ssize_t)sizeof presence || nbytes > RECORD_BYTES || nbytes > self->record.len)
+        goto unsound;
+    uint16_t found[MOST_FIELDS];
+    for (Py_ssize_t k = 0; k < count; k++) {
+        static const char known[] = "dqQiIhHbB?";
+        static const int sizes[] = {8, 8, 8, 4, 4, 2, 2, 1, 1, 1};
+        const char *code = strchr(known, codes[k]);
+        Py_ssize_t offset = PyLong_AsSsize_t(PyTuple_GetItem(offsets, k));
+        if (PyErr_Occurred())
+            return NULL;
+        if (code == NULL || offset < (Py_ssize_t)sizeof presence || offset + sizes[code - known] > nbytes ||
+            !PyUnicode_CheckExact(PyTuple_GetItem(keys, k)))
+            goto unsound;
+        found[k] = (uint16_t)offset;
+    }
+    PyObject *keys_before = self->keys, *types_before = self->types;
+    self->keys = Py_NewRef(keys);
+    self->types = Py_NewRef(types);
+    self->count = (int)count;
+    memcpy(self->codes, codes, count);
+    memcpy(self->offsets, found, sizeof found);
+    memset(self->packed, 0, sizeof self->packed);
+    memcpy(self->packed, &presence, sizeof presence);
+    self->nbytes = nbytes;
+    self->form = form;
+    self->learnt_at = version;
+    Py_XDECREF(keys_before);
+    Py_XDECREF(types_before);
+    return Py_NewRef(Py_None);
+unsound:
+    PyErr_SetString(PyExc_ValueError, "these are not the fields of an info");
+    return NULL;
+}
+
+/* Pack a value, of the type that was learnt: 1; 0 if it is too large. */
+static int pack(char code, char *at, PyObject *value) {
+    if (code == 'd') {
+        double number = PyFloat_AsDouble(value);
+        memcpy(at, &number, sizeof number);
+    } else if (code == '?') {
+        *at = value == Py_True || (value != Py_False && PyObject_IsTrue(value) == 1);
+    } else {
+        PyObject *index = PyLong_CheckExact(value) ? Py_NewRef(value) : PyNumber_Index(value);
+        if (index == NULL)
+            goto failed;
+        union {
+            int64_t q;
+            uint64_t Q;
+            int32_t i;
+            uint32_t I;
+            int16_t h;
+            uint16_t H;
+            int8_t b;
+            uint8_t B;
+        } number = {0};
+        int64_t plain = 0;
+        if (code == 'Q')
+            number.Q = PyLong_AsUnsignedLongLong(index);
+        else
+            plain = PyLong_AsLongLong(index);
+        Py_DECREF(index);
+        size_t size = 8;
+        switch (code) {
+        case 'q': number.q = plain; break;
+        case 'i': number.i = (int32_t)plain; size = 4; break;
+        case 'I': number.I = (uint32_t)plain; size = 4; break;
+        case 'h': number.h = (int16_t)plain; size = 2; break;
+        case 'H': number.H = (uint16_t)plain; size = 2; break;
+        case 'b': number.b = (int8_t)plain; size = 1; break;
+        case 'B': number.B = (uint8_t)plain; size = 1; break;
+        }
+        memcpy(at, &number, size);
+    }
+    if (!PyErr_Occurred())
+        return 1;
+failed:
+    PyErr_Clear();
+    return 0;
+}
+
+/* Write an info, a dict that is not empty: a new reference to whether it is written. */
+static PyObject *write_info(PlainInfos *self, PyObject *info) {
+    if (self->keys == NULL || *self->version != self->learnt_at || !PyDict_CheckExact(info) ||
+        PyDict_Size(info) != self->count)
+        return PyObject_CallFunctionObjArgs(self->otherwise, info, NULL);
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    for (int k = 0; PyDict_Next(info, &position, &key, &value); k++) {
+        PyObject *known = PyTuple_GetItem(self->keys, k);
+        if ((key != known && !(PyUnicode_CheckExact(key) && PyUnicode_Compare(key, known) == 0)) ||
+            (PyObject *)Py_TYPE(value) != PyTuple_GetItem(self->types, k))
+            return PyObject_CallFunctionObjArgs(self->otherwise, info, NULL);
+        if (!pack(self->codes[k], self->packed + self->offsets[k], value))
+            return Py_NewRef(Py_False); /* a large integer: of no form at all */
+    }
+    memcpy(self->record.buf, self->packed, self->nbytes);
+    *self->number = self->form;
+    return Py_NewRef(Py_True);
+}
+
+static PyObject *infos_call(PlainInfos *self, PyObject *args, PyObject *kwargs) {
+    PyObject *info;
+    if (!PyArg_ParseTuple(args, "O", &info))
+        return NULL;
+    return write_info(self, info);
+}
+
+static PyMethodDef infos_methods[] = {
+    {"learn", (PyCFunction)infos_learn, METH_VARARGS, learn_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot infos_slots[] = {
+    {Py_tp_new, infos_new},
+    {Py_tp_dealloc, infos_dealloc},
+    {Py_tp_traverse, infos_traverse},
+    {Py_tp_clear, infos_clear},
+    {Py_tp_call, infos_call},
+    {Py_tp_methods, infos_methods},
+    {Py_tp_doc, "Writes those infos of an env that are mostly the same: see `wire.info_forms.InfoWriter`."},
+    {0, NULL},
+};
+
+static PyType_Spec infos_spec = {
+    "envmgr._hot.PlainInfos", sizeof(PlainInfos), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, infos_slots,
+};
+
+static int is_plain_infos(PyObject *object) {
+    return PyType_GetSlot(Py_TYPE(object), Py_tp_call) == (void *)infos_call;
 }
 
 /* -- the worker: one step of one env ---------------------------------------------------------- */
@@ -83,6 +307,7 @@ typedef struct {
     char finite;        /* 'f' or 'd': numbers of an observation have to be finite; else 0 */
     char refuses_non_finite; /* so do rewards */
     uint16_t has_info;  /* the flag of a reply with an info */
+    char writes_plainly; /* `write_info` is a `PlainInfos` */
 } OrdinaryStep;
 
 static int step_traverse(OrdinaryStep *self, visitproc visit, void *arg) {
@@ -208,6 +433,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->failed = Py_NewRef(failed);
     self->end = Py_NewRef(end);
     self->write_info = Py_NewRef(write_info);
+    self->writes_plainly = (char)is_plain_infos(write_info);
     self->has_info = (uint16_t)has_info;
     self->after = Py_NewRef(after);
     self->arrays = Py_NewRef(targets);
@@ -401,7 +627,9 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
         goto rest;
     uint16_t code = codes[place];
     if (has_info) {
-        PyObject *is_written = PyObject_CallFunctionObjArgs(self->write_info, info, NULL);
+        PyObject *is_written = self->writes_plainly
+                                   ? write_info((PlainInfos *)self->write_info, info)
+                                   : PyObject_CallFunctionObjArgs(self->write_info, info, NULL);
         if (is_written == NULL)
             goto error;
         Py_DECREF(is_written);
@@ -1042,6 +1270,118 @@ static PyType_Spec rows_spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, rows_slots,
 };
 
+/* -- the trainer: infos ------------------------------------------------------------------------ */
+
+PyDoc_STRVAR(records_doc,
+             "records(infos, numbers, first, count, forms)\n--\n\n"
+             "Return (form, records, presence) of neighbouring rows: their form, which is found by its "
+             "number, a copy of their records, and the word that all of them begin with, or None. None if "
+             "they are of several forms, or of one that is not known.");
+
+static PyObject *records(PyObject *module, PyObject *args) {
+    PyObject *infos, *numbers, *known;
+    Py_ssize_t first, count;
+    if (!PyArg_ParseTuple(args, "OOnnO!", &infos, &numbers, &first, &count, &PyDict_Type, &known))
+        return NULL;
+    Py_buffer rows, forms;
+    if (view_of(numbers, &forms, 0, 1, sizeof(uint8_t)) < 0)
+        return NULL;
+    if (view_of(infos, &rows, 0, 2, 1) < 0) {
+        PyBuffer_Release(&forms);
+        return NULL;
+    }
+    PyObject *found = NULL, *data = NULL, *kind = NULL;
+    if (first < 0 || count < 1 || count > forms.shape[0] - first || count > rows.shape[0] - first ||
+        rows.strides[1] != 1) {
+        PyErr_SetString(PyExc_ValueError, "rows that the columns do not have");
+        goto over;
+    }
+    const char *form = (char *)forms.buf + first * forms.strides[0];
+    uint8_t number = *(const uint8_t *)form;
+    for (Py_ssize_t k = 1; k < count; k++)
+        if (*(const uint8_t *)(form + k * forms.strides[0]) != number)
+            goto none;
+    PyObject *key = PyLong_FromLong(number);
+    if (key == NULL)
+        goto over;
+    kind = Py_XNewRef(PyDict_GetItemWithError(known, key));
+    Py_DECREF(key);
+    if (kind == NULL)
+        goto none;
+    PyObject *size = PyObject_GetAttr(kind, name_nbytes);
+    if (size == NULL)
+        goto over;
+    Py_ssize_t nbytes = PyLong_AsSsize_t(size);
+    Py_DECREF(size);
+    if (PyErr_Occurred())
+        goto over;
+    if (nbytes < (Py_ssize_t)sizeof(uint32_t) || nbytes > rows.shape[1])
+        goto none;
+    if ((data = PyByteArray_FromStringAndSize(NULL, count * nbytes)) == NULL)
+        goto over;
+    char *at = PyByteArray_AsString(data);
+    const char *row = (char *)rows.buf + first * rows.strides[0];
+    uint32_t presence = 0, other;
+    int is_one = 1;
+    for (Py_ssize_t k = 0; k < count; k++, at += nbytes, row += rows.strides[0]) {
+        memcpy(at, row, nbytes);
+        memcpy(&other, at, sizeof other); /* of the copy: the rest may change at any time */
+        if (k == 0)
+            presence = other;
+        is_one &= other == presence;
+    }
+    found = is_one ? Py_BuildValue("OOI", kind, data, presence)
+                   : Py_BuildValue("OOO", kind, data, Py_None);
+    goto over;
+none:
+    found = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+over:
+    Py_XDECREF(kind);
+    Py_XDECREF(data);
+    PyBuffer_Release(&rows);
+    PyBuffer_Release(&forms);
+    return found;
+}
+
+PyDoc_STRVAR(dicts_doc, "dicts(keys, columns, count)\n--\n\n"
+                        "Return so many dicts, given for each key the list of what they have of it.");
+
+static PyObject *dicts(PyObject *module, PyObject *args) {
+    PyObject *keys, *columns;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "O!O!n", &PyTuple_Type, &keys, &PyList_Type, &columns, &count))
+        return NULL;
+    Py_ssize_t n_keys = PyTuple_Size(keys);
+    int fits = count >= 0 && PyList_Size(columns) == n_keys;
+    for (Py_ssize_t k = 0; fits && k < n_keys; k++) {
+        PyObject *column = PyList_GetItem(columns, k);
+        fits = PyUnicode_CheckExact(PyTuple_GetItem(keys, k)) && PyList_Check(column) &&
+               PyList_Size(column) == count;
+    }
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "a list for each key is needed");
+        return NULL;
+    }
+    PyObject *found = PyList_New(count);
+    for (Py_ssize_t position = 0; found != NULL && position < count; position++) {
+        PyObject *dict = PyDict_New();
+        if (dict == NULL || PyList_SetItem(found, position, dict) < 0) {
+            Py_CLEAR(found);
+            break;
+        }
+        for (Py_ssize_t k = 0; k < n_keys; k++) {
+            /* A collection may run any code, even some that finds these lists and shortens them. */
+            PyObject *column = PyList_GetItem(columns, k);
+            PyObject *value = column == NULL ? NULL : PyList_GetItem(column, position);
+            if (value == NULL || PyDict_SetItem(dict, PyTuple_GetItem(keys, k), value) < 0) {
+                Py_CLEAR(found);
+                break;
+            }
+        }
+    }
+    return found;
+}
+
 /* -- the trainer: timesteps ------------------------------------------------------------------- */
 
 PyDoc_STRVAR(timesteps_doc,
@@ -1115,6 +1455,7 @@ static const struct {
     {&name_step_place, "step_place"},
     {&name_fields, "_fields"},
     {&name_abnormal, "abnormal"},
+    {&name_nbytes, "nbytes"},
     {&name_actions, "actions"},
     {&name_timesteps, "timesteps"},
     {&name_latest, "_latest"},
@@ -1126,6 +1467,8 @@ static const struct {
 
 static PyMethodDef module_methods[] = {
     {"timesteps", timesteps, METH_VARARGS, timesteps_doc},
+    {"records", records, METH_VARARGS, records_doc},
+    {"dicts", dicts, METH_VARARGS, dicts_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1135,6 +1478,7 @@ static int module_exec(PyObject *module) {
             return -1;
     if (PyModule_AddIntConstant(module, "ABI", ABI) < 0 ||
         add_type(module, &step_spec, "OrdinaryStep") < 0 ||
+        add_type(module, &infos_spec, "PlainInfos") < 0 ||
         add_type(module, &batch_spec, "BatchOfSteps") < 0 ||
         add_type(module, &rows_spec, "OrdinaryRows") < 0)
         return -1;

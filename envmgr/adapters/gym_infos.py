@@ -70,8 +70,10 @@ def of_columns(
         if key in _SPECIAL or f"_{key}" in columns:
             return None
         values: Any
-        if isinstance(column, InfoColumn):
-            values = _values_as_added(column)
+        if type(column) is InfoColumn:
+            values = column[0]
+            if column.kind is np.bool_ or values.dtype == object:
+                values = _values_as_added(column)
             if values is not None and positions is not None:
                 whole: Any = np.zeros((n, *values.shape[1:]), values.dtype)
                 if values.dtype == object:
@@ -95,14 +97,13 @@ _SPECIAL = frozenset(("final_obs", "error"))
 
 
 def _values_as_added(column: InfoColumn) -> npt.NDArray[Any] | None:
+    """Return values that are objects, or of a type that Gymnasium makes objects of."""
     values, present = column
     kind = column.kind
-    if kind is np.bool_:  # of which Gymnasium does not know
+    if kind is np.bool_:
         objects = np.full(len(values), None, dtype=object)
         objects[present] = list(values[present])
         return objects
-    if values.dtype != object:
-        return values
     is_object = kind is not None and not issubclass(kind, _NO_OBJECTS)
     return values if is_object else None
 

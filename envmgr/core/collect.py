@@ -6,7 +6,6 @@ timesteps are in the table by then (`EnvTable.undelivered`).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
@@ -439,8 +438,7 @@ class Collector:
         if not flags & HAS_INFO:
             remarks = selection.ordinary[flags] = Remarks(flags, selection.count)
             return remarks
-        raw = flags.to_bytes(2, sys.byteorder) * selection.count
-        infos = None if self._replies is None else self._replies.infos(selection, raw)
+        infos = None if self._replies is None else self._replies.infos(selection)
         if infos is None or infos.odd:
             return None
         return Remarks(flags, selection.count, infos=infos)

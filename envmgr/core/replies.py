@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from envmgr.core.statistics import Statistics
 from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv, Selection
 from envmgr.env.contract import info_of
 from envmgr.errors import EnvFailure
+from envmgr.hot import hot
 from envmgr.journal import Journal
 from envmgr.lifecycle import EnvState, Event
 from envmgr.spaces import Array, ValueMismatchError, codec_of, same_space
@@ -215,7 +215,7 @@ class BlockReplies:
         block: Block,
         places: Places,
         may_begin_with_step: Callable[[int], bool] = _never,
-        forms: Mapping[int, InfoForm] = MappingProxyType({}),
+        forms: dict[int, InfoForm] | None = None,
     ) -> None:
         self._block = block
         self._places = places
@@ -223,7 +223,7 @@ class BlockReplies:
         self._of_resets = range(places.steps, places.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
-        self._forms = forms
+        self._forms = {} if forms is None else forms
         self._handed_over = block.plan.handed_over
 
     # -- who has replied ----------------------------------------------------------------------
@@ -333,23 +333,33 @@ class BlockReplies:
 
     # -- infos ----------------------------------------------------------------------------------
 
-    def infos(self, selection: Selection, raw: bytes) -> RecordBatch | HandedBatch | None:
+    def infos(
+        self, selection: Selection, raw: bytes | None = None
+    ) -> RecordBatch | HandedBatch | None:
         """Return the infos of steps, as far as they can be read together.
 
         Args:
             selection: the envs.
-            raw: the flags of their replies.
+            raw: the flags of their replies; None: all of them say that there is an info.
 
         Returns:
             None if they cannot be, or one is malformed.
         """
         rows, handed_over = selection.rows, self._handed_over
-        odd = [] if raw == raw[:2] * selection.count else _without_info(raw)
+        odd = _without_info(raw) if raw is not None and raw != raw[:2] * selection.count else []
         if handed_over is not None:
             infos = handed_over.infos
             found = infos[rows] if selection.is_slice else [infos[i] for i in selection.ids]
             return HandedBatch(found, odd)
-        numbers = self._block.info_forms[rows].tobytes()
+        block = self._block
+        if hot is not None and selection.is_slice and not odd:
+            copied = hot.records(
+                block.infos, block.info_forms, rows.start, selection.count, self._forms
+            )
+            if copied is not None:
+                form, data, presence = copied
+                return self._records(form, data, selection.count, presence)
+        numbers = block.info_forms[rows].tobytes()
         number = numbers[0]
         if odd or numbers.count(number) != selection.count:
             given = bytearray(numbers)
@@ -357,12 +367,23 @@ class BlockReplies:
                 given[position] = _NO_FORM
             number = max(set(given) - {_NO_FORM}, key=given.count, default=_NO_FORM)
             odd = [k for k, one in enumerate(given) if one != number]
-        form = self._forms.get(number)
-        if form is None:
+        known = self._forms.get(number)
+        if known is None:
             return None
-        records = self._block.infos[rows, : form.nbytes]
-        try:  # of a slice it is a view: what is looked at has to stay as it is
-            return form.batch(records.copy() if selection.is_slice else records, odd)
+        # A copy: what is looked at has to stay as it is.
+        data = bytearray(block.infos[rows, : known.nbytes].tobytes())
+        return self._records(known, data, selection.count, None, odd)
+
+    def _records(
+        self,
+        form: InfoForm,
+        data: bytearray,
+        count: int,
+        presence: int | None,
+        odd: Sequence[int] = (),
+    ) -> RecordBatch | None:
+        try:
+            return form.batch(data, count, presence, odd)
         except ValueMismatchError:
             return None
 

@@ -16,12 +16,14 @@ import functools
 import math
 import re
 import struct
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.hot import hot
 from envmgr.spaces import Array, ValueMismatchError
 from envmgr.wire.info_columns import InfoColumn, InfoColumns
 
@@ -192,31 +194,45 @@ class InfoForm:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def batch(self, records: npt.NDArray[np.uint8], odd: Sequence[int] = ()) -> RecordBatch:
-        """Return copies of records, checked.
+    def batch(
+        self,
+        records: bytearray,
+        count: int,
+        presence: int | None = None,
+        odd: Sequence[int] = (),
+    ) -> RecordBatch:
+        """Return the infos of records, which are copies, checked.
 
         Args:
-            records: (k, nbytes), contiguous; it is kept.
+            records: k records, one after another; they are kept.
+            count: k.
+            presence: the word that all of them begin with; None if that is not known.
             odd: positions of those that are not of this form. They are made such of infos without
                 values.
 
         Raises:
             ValueMismatchError: one of them is malformed.
         """
+        table: Any = None
+        if odd or presence is None or self._bools or self._texts:
+            table = np.frombuffer(records, np.uint8).reshape(count, self.nbytes)
         if odd:
-            records[odd] = 0
-        words = records[:, : _PRESENCE.size].tobytes()
-        if words == words[: _PRESENCE.size] * len(records):
-            presences = list(_PRESENCE.unpack_from(words))
+            table[odd] = 0
+        if presence is None or odd:
+            words = table[:, : _PRESENCE.size].tobytes()
+            if words == words[: _PRESENCE.size] * count:
+                presences = list(_PRESENCE.unpack_from(words))
+            else:
+                presences = np.frombuffer(words, np.uint32).tolist()
         else:
-            presences = np.frombuffer(words, np.uint32).tolist()
+            presences = [presence]
         if max(presences) > self.most_present:
             raise ValueMismatchError("an info in shared memory has values that its form has not")
         for offset, nbytes in self._bools:
-            if (records[:, offset : offset + nbytes] > 1).any():
+            if (table[:, offset : offset + nbytes] > 1).any():
                 raise ValueMismatchError("a bool of an info in shared memory is neither 0 nor 1")
-        texts = {k: self._texts_of(records, k) for k in self._texts}
-        return RecordBatch(self, records, presences, texts, odd)
+        texts = {k: self._texts_of(table, k) for k in self._texts}
+        return RecordBatch(self, records, count, presences, texts, odd)
 
     def read(self, record: bytes) -> dict[str, Any]:
         """Return the info of one record.
@@ -224,8 +240,7 @@ class InfoForm:
         Raises:
             ValueMismatchError: it is malformed.
         """
-        records = np.frombuffer(bytearray(record[: self.nbytes]), np.uint8).reshape(1, -1)
-        return self.batch(records).dicts()[0]
+        return self.batch(bytearray(record[: self.nbytes]), 1).dicts()[0]
 
     def _texts_of(self, records: npt.NDArray[np.uint8], k: int) -> list[str]:
         offset = self.offsets[k]
@@ -416,16 +431,21 @@ class _Tree:
             found += inner
         return found
 
-    def dicts(self, columns: Iterator[Sequence[Any]], count: int) -> list[dict[str, Any]]:
+    def dicts(self, columns: Iterator[list[Any]], count: int) -> list[dict[str, Any]]:
         """Return dicts of values, given the columns of these, one after another."""
         keys, parts = self.keys, self.parts
         if not keys:
             return [{} for _ in range(count)]
         each = [next(columns) if part is None else part.dicts(columns, count) for part in parts]
+        if hot is not None:
+            found: list[dict[str, Any]] = hot.dicts(keys, each, count)
+            return found
         return [dict(zip(keys, row, strict=False)) for row in zip(*each, strict=True)]
 
     def nested(self, columns: Iterator[Any]) -> dict[str, Any]:
         """Return one nested dict of columns, given one after another."""
+        if self.is_flat:
+            return dict(zip(self.keys, columns, strict=True))
         found: dict[str, Any] = {}
         for key, part in zip(self.keys, self.parts, strict=True):
             if part is None:
@@ -462,6 +482,7 @@ class RecordBatch:
     Args:
         form: their form.
         records: of all of them.
+        count: k.
         presences: which values each of them has; one number, if that is the same for all.
         texts: of those values that are texts, by number of the field.
         odd: positions of those that are not of the form.
@@ -471,12 +492,13 @@ class RecordBatch:
         odd: positions of those that are not of the form: here they have no values.
     """
 
-    __slots__ = ("_presences", "_records", "_texts", "form", "odd")
+    __slots__ = ("_count", "_presences", "_records", "_texts", "form", "odd")
 
     def __init__(
         self,
         form: InfoForm,
-        records: npt.NDArray[np.uint8],
+        records: bytearray,
+        count: int,
         presences: list[int],
         texts: dict[int, list[str]],
         odd: Sequence[int],
@@ -484,6 +506,7 @@ class RecordBatch:
         self.form = form
         self.odd = odd
         self._records = records
+        self._count = count
         self._presences = presences
         self._texts = texts
 
@@ -500,7 +523,7 @@ class RecordBatch:
         return infos
 
     def _dicts_of(self, presence: int, positions: list[int] | None) -> list[dict[str, Any]]:
-        values, count = self._values, len(self._records)
+        values, count = self._values, self._count
         if positions is not None:
             values, count = values[positions], len(positions)
         columns = []
@@ -511,8 +534,7 @@ class RecordBatch:
 
     @property
     def _values(self) -> Array:
-        records = self._records
-        values: Array = np.ndarray(len(records), self.form.dtype, records.data)
+        values: Array = np.ndarray(self._count, self.form.dtype, self._records)
         return values
 
     def _listed(
@@ -539,7 +561,7 @@ class RecordBatch:
 
     def columns(self) -> InfoColumns:
         """Return the infos as columns; without those that are of another form."""
-        form, presences, count = self.form, self._presences, len(self._records)
+        form, presences, count = self.form, self._presences, self._count
         any_present = 0
         for presence in set(presences):
             any_present |= presence
@@ -547,7 +569,7 @@ class RecordBatch:
         if form.number_dtype is not None and presences == [form.most_present]:
             dtype, n = form.number_dtype, len(form.fields)
             strides = dtype.itemsize, form.nbytes
-            numbers = np.ndarray((n, count), dtype, self._records.data, form.offsets[0], strides)
+            numbers = np.ndarray((n, count), dtype, self._records, form.offsets[0], strides)
             columns = map(InfoColumn.of, numbers.copy(), _all_true((n, count)).copy(), form.types)
             return InfoColumns(form.tree.nested(columns), all_present)
         values, found = self._values, list[Any]()
@@ -577,7 +599,7 @@ class RecordBatch:
         """The positions of infos with values, ascending."""
         presences = self._presences
         if len(presences) == 1:
-            return list(range(len(self._records))) if presences[0] else []
+            return list(range(self._count)) if presences[0] else []
         return [k for k, presence in enumerate(presences) if presence]
 
 
@@ -602,14 +624,30 @@ class _Packer:
         tree: of the values.
         pack_into: packs the presence and the values.
         is_plain: there are no dicts in the infos, and the values are packed as they are.
+        codes: how each of the values is packed.
+        offsets: where.
+        nbytes: of a record.
     """
 
-    __slots__ = ("_converters", "is_plain", "number", "pack_into", "presence", "tree")
+    __slots__ = (
+        "_converters",
+        "codes",
+        "is_plain",
+        "nbytes",
+        "number",
+        "offsets",
+        "pack_into",
+        "presence",
+        "tree",
+    )
 
     def __init__(self, number: int, form: InfoForm, presence: int) -> None:
         self.number = number
         self.presence = presence
         self.tree = form.tree_of(presence)
+        self.nbytes = form.nbytes
+        self.codes: list[str] = []
+        self.offsets: list[int] = []
         codes, at = ["=I"], _PRESENCE.size
         converters: list[Callable[[Any], Any] | None] = []
         for k, (offset, field) in enumerate(zip(form.offsets, form.fields, strict=True)):
@@ -619,12 +657,22 @@ class _Packer:
                 code = f"{size}x"  # which is zero in a record
             else:
                 converters.append(convert)
+                self.codes.append(code)
+                self.offsets.append(offset)
             codes += [f"{offset - at}x", code]
             at = offset + size
         codes.append(f"{form.nbytes - at}x")
         self.pack_into: Callable[..., None] = struct.Struct("".join(codes)).pack_into
         self._converters = converters if any(converters) else None
         self.is_plain = self._converters is None and self.tree.is_flat
+
+    def teach(self, in_c: Any, version: int) -> None:
+        """Have a `hot.PlainInfos` write what this packs, which is plain."""
+        tree, codes, offsets = self.tree, "".join(self.codes), tuple(self.offsets)
+        types = tuple(tree.types)
+        in_c.learn(
+            version, self.number, self.presence, tree.keys, types, codes, offsets, self.nbytes
+        )
 
     def write(self, record: Any, info: dict[str, Any]) -> bool:
         """Write an info; False if that is not what this packs."""
@@ -706,7 +754,7 @@ class HostForms:
 
     Attributes:
         numbered: the forms, by number, the oldest first.
-        version: changes whenever there is a new one.
+        versions: its only item changes whenever there is a new one.
         is_given_up: no records are written any more.
         of_steps: looks at infos of steps that are of no known form.
         of_resets: likewise of resets.
@@ -715,7 +763,7 @@ class HostForms:
     def __init__(self, propose: Callable[[int, tuple[InfoField, ...] | None], None]) -> None:
         self._propose = propose
         self.numbered: dict[int, InfoForm] = {}
-        self.version = 0
+        self.versions = array("q", [0])
         self.is_given_up = False
         self.of_steps, self.of_resets = FormSeeker(self), FormSeeker(self)
         self._patience = _PATIENCE
@@ -726,7 +774,7 @@ class HostForms:
         for number, fields in forms:
             if number not in self.numbered:
                 self.numbered[number] = InfoForm(fields)
-                self.version += 1
+                self.versions[0] += 1
 
     def packer_for(self, info: dict[str, Any]) -> _Packer | None:
         """Return what packs an info; None if it is of none of the forms."""
@@ -800,11 +848,15 @@ class InfoWriter:
         record: the bytes that it has for a record.
         numbers: says of which form that is.
         row: the env's place there.
+
+    Attributes:
+        function: writes an info that is not empty; False if it has to go otherwise.
     """
 
     __slots__ = (
         "_env_id",
         "_forms",
+        "_in_c",
         "_keys",
         "_n_odd",
         "_number",
@@ -817,6 +869,8 @@ class InfoWriter:
         "_seeker",
         "_types",
         "_version",
+        "_versions",
+        "function",
     )
 
     def __init__(
@@ -836,20 +890,26 @@ class InfoWriter:
         self._row = row
         self._packers: list[_Packer] = []
         self._version = -1
+        self._versions = forms.versions
         self._n_odd = 0
         # What is known of infos that need no more than to be packed.
         self._keys: list[str] | None = None
         self._types: list[type] = []
         self._number = self._presence = 0
         self._pack_into: Callable[..., None] = _PRESENCE.pack_into
+        self._in_c: Any = None
+        self.function: Callable[[dict[str, Any]], bool] = self.write
+        if hot is not None:
+            arguments = self._write_otherwise, record, numbers, row, forms.versions
+            self.function = self._in_c = hot.PlainInfos(*arguments)
 
     def write(self, info: dict[str, Any]) -> bool:
         """Write an info that is not empty; False if it has to go otherwise."""
-        # As of `_Packer.write`, in one piece: this is in every step.
+        # As of `_Packer.write`, in one piece: it is in every step. `hot.PlainInfos` does the same.
         if (
             [*info] == self._keys
             and [*map(type, info.values())] == self._types
-            and self._forms.version == self._version
+            and self._versions[0] == self._version
         ):
             try:
                 self._pack_into(self._record, 0, self._presence, *info.values())
@@ -863,9 +923,9 @@ class InfoWriter:
         forms, packers = self._forms, self._packers
         if forms.is_given_up:
             return False
-        if forms.version != self._version:
+        if self._versions[0] != self._version:
             packers.clear()
-            self._keys, self._version = None, forms.version
+            self._keys, self._version = None, self._versions[0]
         for packer in packers:
             if packer.write(self._record, info):
                 self._numbers[self._row] = packer.number
@@ -880,6 +940,8 @@ class InfoWriter:
             self._keys, self._types = list(new.tree.keys), new.tree.types
             self._number, self._presence = new.number, new.presence
             self._pack_into = new.pack_into
+            if self._in_c is not None:
+                new.teach(self._in_c, self._version)
         self._numbers[self._row] = new.number
         return True
 

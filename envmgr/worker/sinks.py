@@ -224,8 +224,8 @@ class BlockSink(MessageSink):
             records = items(block.infos[row]), items(block.reset_infos[row])
             of_steps = InfoWriter(forms, forms.of_steps, env_id, records[0], numbers[0], row)
             of_resets = InfoWriter(forms, forms.of_resets, env_id, records[1], numbers[1], row)
-            self.write_info, self._note_odd = of_steps.write, of_steps.note_odd
-            self.write_reset_info, self._note_odd_reset = of_resets.write, of_resets.note_odd
+            self.write_info, self._note_odd = of_steps.function, of_steps.note_odd
+            self.write_reset_info, self._note_odd_reset = of_resets.function, of_resets.note_odd
         self._reward_room = block.plan.reward_room
         self.rewards = items(block.rewards)
         self.flags = items(block.flags)

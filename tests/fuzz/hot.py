@@ -15,6 +15,7 @@ import random
 import re
 import sys
 import time
+import types
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,7 +29,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
-from envmgr.core import collect, submit
+from envmgr.core import collect, replies, submit
 from envmgr.core.observations import Arena, Arenas
 from envmgr.core.phases import Phase
 from envmgr.core.replies import BlockReplies
@@ -36,6 +37,7 @@ from envmgr.hot import hot
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines
 from envmgr.spaces import codec_of
+from envmgr.wire import info_forms
 from envmgr.wire.arenas import COPIED, ObservationRules, arena_arrays, plan_placements
 from envmgr.wire.block import (
     DONE,
@@ -52,6 +54,7 @@ from envmgr.wire.block import (
     TOLD_BIT,
     Block,
     BlockPlan,
+    items,
     token_of,
 )
 from envmgr.wire.messages import EpisodePlan
@@ -934,6 +937,157 @@ def trainer_cases(seed: int, count: int, seen: Counter[str]) -> int:
     return count
 
 
+# -- infos that are records -------------------------------------------------------------------
+
+
+VALUES: list[Callable[[random.Random], Any]] = [
+    lambda rng: rng.choice((0.0, -0.0, 1.5, float("nan"), float("inf"), rng.random())),
+    lambda rng: np.float64(rng.choice((-0.0, 2.5, float("nan")))),
+    lambda rng: np.float32(rng.random()),
+    lambda rng: rng.choice((0, -1, 2**63 - 1, -(2**63), 2**63, 2**64, rng.randrange(99))),
+    lambda rng: rng.random() < 0.5,
+    lambda rng: np.bool_(rng.random() < 0.5),
+    lambda rng: np.int64(rng.choice((-(2**63), 2**63 - 1, 3))),
+    lambda rng: np.uint64(rng.choice((0, 2**64 - 1))),
+    lambda rng: np.int8(rng.choice((-128, 127))),
+    lambda rng: np.uint8(rng.choice((0, 255))),
+    lambda rng: np.int16(-5),
+    lambda rng: np.uint16(65535),
+    lambda rng: np.int32(-(2**31)),
+    lambda rng: np.uint32(2**32 - 1),
+    lambda rng: rng.choice(("", "text", "\u00e9" * 32, "x" * 65)),
+    lambda rng: None,
+    lambda rng: np.full(2, rng.random()),
+    lambda rng: {"in": rng.random()} if rng.random() < 0.7 else {},
+    lambda rng: FloatKind(1.5),
+    lambda rng: [1],
+]
+PLAIN = VALUES[:14]
+
+
+class TextKind(str):
+    """Not a str."""
+
+
+class _Infos:
+    """Envs that write infos, and what is read of them."""
+
+    N = 3
+
+    def __init__(self) -> None:
+        self.memory = np.zeros((self.N, info_forms.RECORD_BYTES), np.uint8)
+        self.numbers = np.zeros(self.N, np.uint8)
+        self.proposed: list[Any] = []
+        self.forms = info_forms.HostForms(lambda *args: self.proposed.append(args))
+        self.writers = [
+            info_forms.InfoWriter(
+                self.forms, self.forms.of_steps, i, items(self.memory[i]), items(self.numbers), i
+            )
+            for i in range(self.N)
+        ]
+
+    def write(self, i: int, info: dict[Any, Any]) -> Any:
+        writer = self.writers[i]
+        try:
+            is_written = writer.function(info)
+        except ValueError as error:  # of `OddKey`
+            return str(error)
+        if not is_written:
+            writer.note_odd(info)
+        return is_written
+
+    def learn(self) -> None:
+        """What was proposed is known from now on."""
+        for _, form in self.proposed:
+            if form is not None and len(self.forms.numbered) < info_forms.MOST_FORMS:
+                self.forms.learn([(len(self.forms.numbered) + 1, form)])
+        self.proposed.clear()
+
+    def read(self) -> Any:
+        """Return what a trainer reads of all rows together."""
+        block: Any = types.SimpleNamespace(
+            reset_flags=np.zeros(self.N, np.uint16),
+            infos=self.memory,
+            info_forms=self.numbers,
+            plan=types.SimpleNamespace(handed_over=None),
+        )
+        reader = BlockReplies(block, COPIED, forms=self.forms.numbered)
+        chosen: Any = types.SimpleNamespace(
+            rows=slice(0, self.N), is_slice=True, count=self.N, ids=list(range(self.N))
+        )
+        batch = reader.infos(chosen)
+        if not isinstance(batch, info_forms.RecordBatch):
+            return None
+        columns = batch.columns()
+        return plain(batch.dicts()), plain(dict(columns)), plain(columns.present), list(batch.odd)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "memory": self.memory.tobytes(),
+            "numbers": self.numbers.tobytes(),
+            "proposed": plain(self.proposed),
+            "read": self.read(),
+        }
+
+
+def _changed(rng: random.Random, info: dict[Any, Any]) -> dict[Any, Any]:
+    """Return an info that is not quite like this one."""
+    pairs = list(info.items())
+    at = rng.randrange(len(pairs))
+    how = rng.randrange(6)
+    if how == 0:
+        pairs[at] = pairs[at][0], rng.choice(VALUES)(rng)
+    elif how == 1:
+        rng.shuffle(pairs)
+    elif how == 2:
+        del pairs[at]
+    elif how == 3:
+        pairs.insert(at, ("more", rng.choice(VALUES)(rng)))
+    elif how == 4:
+        pairs[at] = TextKind(pairs[at][0]), pairs[at][1]
+    else:
+        pairs[at] = rng.choice((1, (), b"k0", OddKey())), pairs[at][1]
+    return dict(pairs) or {"k": 1.5}
+
+
+def info_cases(seed: int, count: int, seen: Counter[str]) -> int:
+    """Write and read infos on two sides; return how many.
+
+    Args:
+        seed: of the cases.
+        count: how many.
+        seen: counts what came of them.
+    """
+    rng = random.Random(seed)
+    with without_c(info_forms, replies):
+        python = _Infos()
+    in_c = _Infos()
+    kinds = [rng.choice(PLAIN if rng.random() < 0.9 else VALUES) for _ in range(rng.randint(1, 6))]
+    for k in range(count):
+        case = f"infos, seed {seed}, number {k}"
+        info: dict[Any, Any] = {"".join(("k", str(j))): kind(rng) for j, kind in enumerate(kinds)}
+        if rng.random() < 0.2:
+            info = _changed(rng, info)
+        i = rng.randrange(_Infos.N)
+        found = in_c.write(i, info)
+        with without_c(info_forms, replies):
+            compare(f"{case}: {info!r}", found, python.write(i, info))
+            if rng.random() < 0.02:  # a host that writes what it should not
+                at, byte = (rng.randrange(_Infos.N), rng.randrange(64)), rng.randrange(256)
+                for side in (in_c, python):
+                    side.memory[at] = byte
+            if rng.random() < 0.01:
+                in_c.numbers[i] = python.numbers[i] = rng.randrange(20)
+            of_python = python.state()
+        compare(f"{case}: {info!r}", in_c.state(), of_python)
+        seen["infos written" if found else "infos not written"] += 1
+        seen["infos read together"] += of_python["read"] is not None
+        if rng.random() < 0.1:
+            in_c.learn()
+            python.learn()
+    return count
+
+
 def fuzz(seed: int, count: int) -> Counter[str]:
     """Put at least so many cases to both; return what came of them.
 
@@ -948,6 +1102,7 @@ def fuzz(seed: int, count: int) -> Counter[str]:
         size = min(CASES_PER_RIG, count - done)
         done += worker_cases(number, size, seen)
         done += trainer_cases(number, size, seen)
+        done += info_cases(number, size, seen)
         number += 2
     return seen
 

@@ -40,6 +40,7 @@ def test_c_does_what_python_does_whatever_comes() -> None:
     assert min(seen["replied in the block"], seen["replied by message"]) > 50, seen
     assert min(seen["posted in C"], seen["posted in Python"], seen["not posted"]) > 40, seen
     assert min(seen["collected in C"], seen["collected in Python"]) > 20, seen
+    assert min(seen["infos written"], seen["infos not written"], seen["infos read together"]) > 50
     assert "raised" not in str([name for name in seen if "trainer" in name])
 
 

@@ -56,13 +56,14 @@ class Rows:
 
     def told(self, i: int, info: dict[str, Any]) -> bool:
         """Whether an env has written a record of an info; it takes note if not."""
-        if self.writers[i].write(info):
+        if self.writers[i].function(info):
             return True
         self.writers[i].note_odd(info)
         return False
 
     def batch(self, form: InfoForm, odd: Sequence[int] = ()) -> RecordBatch:
-        return form.batch(self.memory[:, : form.nbytes].copy(), odd)
+        data = bytearray(self.memory[:, : form.nbytes].tobytes())
+        return form.batch(data, len(self.memory), odd=odd)
 
 
 def form_of_all(infos: Sequence[dict[str, Any]]) -> InfoForm | None:
@@ -89,7 +90,7 @@ def test_what_comes_out_is_what_went_in() -> None:
         rows = Rows(len(infos))
         rows.learn(pickle.loads(pickle.dumps(form)))
         # One that is of the form, but for the size of an int or a text, goes otherwise.
-        odd = [i for i, info in enumerate(infos) if not rows.writers[i].write(info)]
+        odd = [i for i, info in enumerate(infos) if not rows.writers[i].function(info)]
         n_written += len(infos) - len(odd)
         assert rows.numbers.tolist() == [int(i not in odd) for i in range(len(infos))]
         batch = rows.batch(form, odd)
@@ -106,7 +107,7 @@ def test_infos_are_nobody_elses() -> None:
     rows = Rows(2)
     form = rows.learn(form_of({"a": np.zeros(2), "in": {"b": np.array(1.0)}}))
     for writer in rows.writers:
-        assert writer.write({"a": np.zeros(2), "in": {"b": np.array(1.0)}})
+        assert writer.function({"a": np.zeros(2), "in": {"b": np.array(1.0)}})
     batch = rows.batch(form)
     rows.memory[:] = 0xFF
     one, other = batch.dicts()
@@ -142,19 +143,19 @@ def test_infos_are_nobody_elses() -> None:
 def test_an_info_that_is_not_of_the_form(other: dict[Any, Any]) -> None:
     rows = Rows(2)
     form = rows.learn(form_of(FIVE))
-    assert rows.writers[0].write(FIVE)
+    assert rows.writers[0].function(FIVE)
     before = rows.memory[0].tobytes()
     for writer in rows.writers:
-        assert not writer.write(other)
+        assert not writer.function(other)
     assert rows.memory[0].tobytes() == before
-    assert rows.writers[0].write(FIVE)
+    assert rows.writers[0].function(FIVE)
     assert same_values(form.read(rows.memory[0].tobytes()), FIVE)
 
 
 def test_keys_that_are_equal_to_those_of_a_form() -> None:
     rows = Rows(1)
     rows.learn(form_of(FIVE))
-    assert not rows.writers[0].write({Text(key): value for key, value in FIVE.items()})
+    assert not rows.writers[0].function({Text(key): value for key, value in FIVE.items()})
 
 
 @for_each(
@@ -165,9 +166,9 @@ def test_a_value_that_has_no_room(value: Any) -> None:
     rows = Rows(1)
     sound = {int: 1, str: "", np.ndarray: np.zeros(3)}[type(value)]
     form = rows.learn(form_of({"a": 1.5, "b": sound}))
-    assert rows.writers[0].write({"a": 1.5, "b": sound})
-    assert not rows.writers[0].write({"a": 1.5, "b": value})
-    assert rows.writers[0].write({"a": 2.5, "b": sound})
+    assert rows.writers[0].function({"a": 1.5, "b": sound})
+    assert not rows.writers[0].function({"a": 1.5, "b": value})
+    assert rows.writers[0].function({"a": 2.5, "b": sound})
     assert same_values(form.read(rows.memory[0].tobytes()), {"a": 2.5, "b": sound})
 
 
@@ -210,7 +211,7 @@ def test_the_largest_infos_that_are_records() -> None:
         rows = Rows(1)
         form = rows.learn(form_of(info))
         assert form.nbytes <= RECORD_BYTES
-        assert rows.writers[0].write(info)
+        assert rows.writers[0].function(info)
         assert same_values(form.read(rows.memory[0].tobytes()), info)
 
 
@@ -270,8 +271,8 @@ def test_what_comes_at_ends_only_is_added_to_the_form() -> None:
 def test_what_is_absent_is_zero_whatever_was_there_before() -> None:
     rows = Rows(1)
     form = rows.learn(form_of({"a": 1, "b": 2.5, "c": np.ones(3)}))
-    assert rows.writers[0].write({"a": 1, "b": 2.5, "c": np.ones(3)})
-    assert rows.writers[0].write({"b": 1.5})
+    assert rows.writers[0].function({"a": 1, "b": 2.5, "c": np.ones(3)})
+    assert rows.writers[0].function({"b": 1.5})
     columns = rows.batch(form).columns()
     assert list(columns) == ["b"]
     raw = rows.memory[0, 8 : form.nbytes].view(np.float64)
@@ -312,7 +313,7 @@ def test_garbage_is_refused_or_is_an_info() -> None:
             records[:, 4:][rng.random((3, form.nbytes - 4)) < 0.98] = 0
             records[:, :4] = np.frombuffer((form.most_present).to_bytes(4, "little"), np.uint8)
         try:
-            batch = form.batch(records)
+            batch = form.batch(bytearray(records.tobytes()), len(records))
         except ValueMismatchError:
             n_refused += 1
             continue
@@ -335,7 +336,7 @@ def test_a_record_with_one_thing_wrong(change: Callable[[Any], None]) -> None:
     rows = Rows(2)
     form = rows.learn(form_of({"b": True, "t": "text"}))
     for writer in rows.writers:
-        assert writer.write({"b": True, "t": "text"})
+        assert writer.function({"b": True, "t": "text"})
     assert form.offsets == (8, 9)
     change(rows.memory[1])
     with pytest.raises(ValueMismatchError):
