@@ -236,10 +236,9 @@ static PyObject *write_info(PlainInfos *self, PyObject *info) {
     for (int k = 0; PyDict_Next(info, &position, &key, &value); k++) {
         PyObject *known = PyTuple_GetItem(self->keys, k);
         if ((key != known && !(PyUnicode_CheckExact(key) && PyUnicode_Compare(key, known) == 0)) ||
-            (PyObject *)Py_TYPE(value) != PyTuple_GetItem(self->types, k))
+            (PyObject *)Py_TYPE(value) != PyTuple_GetItem(self->types, k) ||
+            !pack(self->codes[k], self->packed + self->offsets[k], value))
             return PyObject_CallFunctionObjArgs(self->otherwise, info, NULL);
-        if (!pack(self->codes[k], self->packed + self->offsets[k], value))
-            return Py_NewRef(Py_False); /* a large integer: of no form at all */
     }
     memcpy(self->record.buf, self->packed, self->nbytes);
     *self->number = self->form;

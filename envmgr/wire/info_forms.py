@@ -445,7 +445,7 @@ class _Tree:
     def nested(self, columns: Iterator[Any]) -> dict[str, Any]:
         """Return one nested dict of columns, given one after another."""
         if self.is_flat:
-            return dict(zip(self.keys, columns, strict=True))
+            return dict(zip(self.keys, columns, strict=False))  # others go on with them
         found: dict[str, Any] = {}
         for key, part in zip(self.keys, self.parts, strict=True):
             if part is None:

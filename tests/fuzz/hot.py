@@ -994,6 +994,7 @@ class _Infos:
             return str(error)
         if not is_written:
             writer.note_odd(info)
+            self.memory[i] = 0  # it may have been written in part, and no number says that it is
         return is_written
 
     def learn(self) -> None:
@@ -1023,7 +1024,7 @@ class _Infos:
 
     def state(self) -> dict[str, Any]:
         return {
-            "memory": self.memory.tobytes(),
+            "records": self.memory[:, :64].tobytes(),
             "numbers": self.numbers.tobytes(),
             "proposed": plain(self.proposed),
             "read": self.read(),
