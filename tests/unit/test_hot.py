@@ -10,6 +10,7 @@ import sys
 import types
 import warnings
 import weakref
+from array import array
 from collections import Counter, namedtuple
 from collections.abc import Callable
 from contextlib import suppress
@@ -1048,3 +1049,130 @@ def test_where_there_is_a_block_and_a_compiler_it_is_used() -> None:
         assert envmgr.hot.WHY != "used"
     else:
         assert (hot.ABI, envmgr.hot.WHY, block_is_possible()) == (ABI, "used", True)
+
+
+# -- infos ----------------------------------------------------------------------------------------
+
+
+def _plain_infos(nbytes: int = 64) -> tuple[Any, bytearray, bytearray, Any]:
+    record, numbers, versions = bytearray(nbytes), bytearray(3), array("q", [0])
+    refused = hot.PlainInfos(lambda info: "otherwise", record, numbers, 1, versions)
+    return refused, record, numbers, versions
+
+
+FIELDS = (0, 7, 3, ("a", "b"), (float, int), "dq", (8, 16), 24)
+
+
+@in_c
+def test_infos_are_written_as_they_were_learnt_and_as_long_as_that_holds() -> None:
+    infos, record, numbers, versions = _plain_infos()
+    assert infos({"a": 1.5, "b": 2}) == "otherwise"  # nothing is known yet
+    infos.learn(*FIELDS)
+    assert infos({"a": 1.5, "b": 2}) is True
+    assert bytes(record) == struct.pack("=I4xdq40x", 3, 1.5, 2)
+    assert bytes(numbers) == b"\0\7\0"
+    before = bytes(record)
+    others: list[Any] = [
+        {"a": 1.5},
+        {"a": 1.5, "b": 2, "c": 3},
+        {"b": 2, "a": 1.5},
+        {"a": 1.5, "c": 2},
+        {"a": 1, "b": 2},
+        {"a": 1.5, "b": True},
+        {"a": np.float64(1.5), "b": 2},
+        {"a": 2.5, "b": 2**63},
+        {1: 1.5, "b": 2},
+        types.MappingProxyType({"a": 1.5, "b": 2}),
+    ]
+    for other in others:
+        assert infos(other) == "otherwise"
+        assert bytes(record) == before
+    versions[0] += 1
+    assert infos({"a": 1.5, "b": 2}) == "otherwise"
+
+
+@in_c
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (3, ()),
+        (3, ("a",)),
+        (3, ("a", 2)),
+        (4, (float,)),
+        (5, "d"),
+        (5, "ds"),
+        (6, (8,)),
+        (6, (8, 17)),
+        (6, (0, 16)),
+        (6, (-8, 16)),
+        (7, 2),
+        (7, 65),
+        (7, 4096),
+    ],
+)
+def test_fields_that_do_not_lie_in_a_record_are_refused(at: int, value: Any) -> None:
+    infos, record, _, _ = _plain_infos()
+    with pytest.raises(ValueError, match="fields of an info"):
+        infos.learn(*FIELDS[:at], value, *FIELDS[at + 1 :])
+    assert infos({"a": 1.5, "b": 2}) == "otherwise"
+    assert not any(record)
+
+
+@in_c
+def test_records_are_copied_of_rows_that_there_are_and_of_one_known_form() -> None:
+    memory = np.arange(32, dtype=np.uint8).reshape(4, 8)
+    memory[2, :4] = memory[1, :4]
+    numbers, form = np.array([2, 1, 1, 1], np.uint8), types.SimpleNamespace(nbytes=6)
+    assert hot.records(memory, numbers, 1, 2, {1: form}) == (
+        form,
+        bytearray(memory[1:3, :6].tobytes()),
+        int(memory[1, :4].view(np.uint32)[0]),
+    )
+    assert hot.records(memory, numbers, 1, 3, {1: form})[2] is None
+    assert hot.records(memory, numbers, 0, 2, {1: form, 2: form}) is None
+    assert hot.records(memory, numbers, 0, 1, {1: form}) is None
+    for nbytes in (3, 9):
+        assert hot.records(memory, numbers, 1, 2, {1: types.SimpleNamespace(nbytes=nbytes)}) is None
+    for first, count in ((1, 4), (-1, 2), (4, 1), (0, 0), (sys.maxsize, 1), (1, sys.maxsize)):
+        with pytest.raises(ValueError, match="rows"):
+            hot.records(memory, numbers, first, count, {1: form})
+    with pytest.raises(ValueError, match="rows"):
+        hot.records(memory[:, ::2], numbers, 1, 2, {1: form})
+
+
+@in_c
+def test_dicts_are_made_of_lists_that_fit() -> None:
+    found = hot.dicts(("a", "b"), [[1, 2], ["x", "y"]], 2)
+    assert found == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    unfit: list[Any] = [
+        (("a",), [[1], [2]], 1),
+        (("a",), [[1]], 2),
+        (("a",), [[1]], -1),
+        ((1,), [[1]], 1),
+        (("a",), [(1,)], 1),
+    ]
+    for arguments in unfit:
+        with pytest.raises(ValueError, match="a list for each key"):
+            hot.dicts(*arguments)
+
+
+@in_c
+def test_no_info_is_kept() -> None:
+    infos, _, _, _ = _plain_infos()
+    value, key = 1e300, "".join(("a", "b"))
+    infos.learn(0, 1, 1, (key,), (float,), "d", (8,), 16)
+
+    def go() -> None:
+        for _ in range(50):
+            infos({key: value})
+            infos({key: 2})
+            infos.learn(0, 1, 1, (key,), (float,), "d", (8,), 16)
+            hot.dicts((key,), [[value] * 3], 3)
+            memory, numbers = np.zeros((2, 8), np.uint8), np.zeros(2, np.uint8)
+            hot.records(memory, numbers, 0, 2, {0: types.SimpleNamespace(nbytes=8)})
+            _quietly(hot.records, memory, numbers, 0, 2, {0: None})
+
+    go()
+    before = sys.getrefcount(value), sys.getrefcount(key), sys.getrefcount(float)
+    assert grown_by(go) == {}
+    assert (sys.getrefcount(value), sys.getrefcount(key), sys.getrefcount(float)) == before
