@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rows import IDEAL, ROWS
-from spec import LIFETIME, RATE
+from rows import ROWS
+from spec import LIFETIME, RATE, TRAINING
 
 CORES = "two cores stepping alone"
+REFERENCE = "gymnasium-async"
 SLEEP = "the envs' own sleep, nothing else"
 
 
@@ -22,9 +23,12 @@ class Case:
         env: see `envs.env_factory`.
         rows: env_num -> keys of rows.
         quick_n: env_nums that `--quick` measures.
-        kind: RATE or LIFETIME.
+        kind: RATE, LIFETIME or TRAINING.
         ideal: what 100 % is: CORES, SLEEP or None.
-        stretch: how much longer than `--seconds` a measurement takes: envs that sleep need it.
+        stretch: how much longer than `--seconds` a measurement takes: envs that take long need it.
+        trainer: of a TRAINING.
+        reference: the row that the others are given as multiples of.
+        most_rounds: it is left out of further rounds; None: of none.
     """
 
     key: str
@@ -36,6 +40,9 @@ class Case:
     ideal: str | None = None
     stretch: float = 1.0
     ideal_rows: Sequence[str] = field(default=())
+    trainer: str = ""
+    reference: str = REFERENCE
+    most_rounds: int | None = None
 
 
 _PEERS = (
@@ -90,10 +97,71 @@ _CHEAP: dict[int, Sequence[str]] = {
     ),
     256: ("subprocess", "hosts2-dict", "hosts2-arrays", "hosts2-arrays-pipelined", *_FEWER_PEERS),
 }
-_INFOS: dict[int, Sequence[str]] = {
-    8: ("subprocess", "hosts1-dict", "hosts1-arrays", *_IN_PROCESS, *_FEWER_PEERS),
-    64: ("hosts2-dict", "hosts2-arrays", "as-gymnasium", "as-sb3", *_IN_PROCESS, *_FEWER_PEERS),
+_DOORS = ("hosts2-v2", "hosts2-rollout")
+DOORS: Sequence[str] = ("hosts2-dict", *_DOORS, *_ADAPTERS)
+"""Rows of the null env that are given as what they take above `BELOW_DOORS`."""
+BELOW_DOORS = "hosts2-arrays"
+DOORS_N = (8, 64)
+_NULL: dict[int, Sequence[str]] = {
+    **_CHEAP,
+    8: ("plain-all", *_CHEAP[8], "hosts2-limits", *_DOORS, *_ADAPTERS),
+    64: ("plain-all", *_CHEAP[64], "again", "hosts2-limits", *_DOORS),
 }
+_INFOS = (
+    "plain-all",
+    "base-arrays",
+    "hosts2-dict",
+    "hosts2-arrays",
+    "as-gymnasium",
+    "as-sb3",
+    "gymnasium-async",
+    "gymnasium-sync",
+    "sb3-subproc",
+    "pufferlib-1",
+)
+_SHORT = (
+    "bare-2",
+    "base-arrays",
+    "hosts2-arrays",
+    "as-gymnasium",
+    "gymnasium-sync",
+    "pufferlib-1",
+    "pufferlib-serial",
+)
+_USED = (
+    "plain-all",
+    "base",
+    "base-arrays",
+    "hosts1-arrays",
+    "hosts2-dict",
+    "hosts2-arrays",
+    "hosts4-arrays",
+    "each-arrays",
+    "auto-arrays",
+    "as-gymnasium-base",
+    "as-gymnasium",
+    "as-gymnasium-each",
+    "as-gymnasium-auto",
+    "as-sb3-base",
+    "as-sb3",
+    "as-sb3-auto",
+    "gymnasium-async",
+    "gymnasium-sync",
+    "sb3-subproc",
+    "sb3-dummy",
+    "pufferlib-1",
+    "pufferlib-serial",
+    "envpool",
+)
+_SB3_TRAINING = ("as-sb3-base", "as-sb3", "as-sb3-auto", "sb3-subproc", "sb3-dummy")
+_CLEANRL_TRAINING = (
+    "as-gymnasium-base",
+    "as-gymnasium",
+    "as-gymnasium-auto",
+    "gymnasium-async",
+    "gymnasium-sync",
+    "envpool",
+)
 _BUSY = (
     "bare-2",
     "bare-2-own",
@@ -127,20 +195,20 @@ _LIFETIME = ("subprocess", "hosts2-dict", "thread", *_PEERS)
 _CORES = ("plain-1", "plain-2")
 
 _CASES = (
-    Case("null", "Do-nothing env, float32[4]", "null", _CHEAP, (8,), ideal_rows=("plain-1",)),
+    Case("null", "Do-nothing env, float32[4]", "null", _NULL, (8,), ideal_rows=("plain-1",)),
     Case(
-        "runner-infos",
-        "Do-nothing env whose infos are five float64, as MuJoCo's",
-        "runner-infos",
-        _INFOS,
-        (64,),
+        "null-floats",
+        "Do-nothing env with MuJoCo's infos: five float64 in each step",
+        "null-floats",
+        {8: _INFOS, 64: _INFOS},
+        (8,),
     ),
     Case(
-        "game-infos",
-        "Do-nothing env whose infos are three ints, as ALE's",
-        "game-infos",
-        _INFOS,
-        (64,),
+        "null-ints",
+        "Do-nothing env with Atari's infos: three ints in each step",
+        "null-ints",
+        {8: _INFOS, 64: _INFOS},
+        (8,),
     ),
     Case(
         "array-reward",
@@ -157,6 +225,13 @@ _CASES = (
         (64,),
         ideal=CORES,
         ideal_rows=_CORES,
+    ),
+    Case(
+        "cartpole-short",
+        "CartPole-v1, unwrapped, always pushed to one side: episodes of nine steps or so",
+        "cartpole-short",
+        {64: _SHORT},
+        (64,),
     ),
     Case(
         "image",
@@ -216,9 +291,61 @@ _CASES = (
         (8,),
         kind=LIFETIME,
     ),
+    Case(
+        "pong",
+        "ALE Pong: Gymnasium's AtariPreprocessing, four frames stacked",
+        "pong",
+        {8: (*_USED, "ale-vector"), 16: (*_USED, "ale-vector")},
+        (8,),
+        stretch=6.0,
+    ),
+    Case(
+        "halfcheetah",
+        "MuJoCo HalfCheetah-v5",
+        "halfcheetah",
+        {8: (*_USED, "again")},
+        (8,),
+        stretch=2.0,
+    ),
+    Case(
+        "minigrid",
+        "MiniGrid-Empty-8x8: a Dict of an image, a number and a text",
+        "minigrid",
+        {8: (*_USED, "gymnasium-async-pipes")},
+        (8,),
+        stretch=2.0,
+        reference="gymnasium-async-pipes",
+    ),
+    *(
+        Case(
+            f"{trainer}-{env}",
+            f"{whose} PPO on {what}: the first steps of a training",
+            env,
+            {8: (*rows, "ale-vector") if (trainer, env) == ("cleanrl", "pong") else rows},
+            (8,),
+            kind=TRAINING,
+            trainer=trainer,
+            reference=reference,
+            most_rounds=3,
+        )
+        for env, what in (("halfcheetah", "MuJoCo HalfCheetah-v5"), ("pong", "ALE Pong"))
+        for trainer, whose, rows, reference in (
+            ("sb3", "Stable-Baselines3's", _SB3_TRAINING, "sb3-subproc"),
+            ("cleanrl", "CleanRL's", _CLEANRL_TRAINING, "gymnasium-async"),
+        )
+    ),
 )
 
 CASES: Mapping[str, Case] = {case.key: case for case in _CASES}
+
+_USERS = ("pong", "halfcheetah", "minigrid")
+_TRAINING = tuple(case.key for case in _CASES if case.kind == TRAINING)
+GROUPS: Mapping[str, Sequence[str]] = {
+    "made": [key for key in CASES if key not in (*_USERS, *_TRAINING)],
+    "users": _USERS,
+    "training": _TRAINING,
+}
+"""By name: cases that are measured together. `made`: envs that are made to be measured."""
 
 BOUNDS: Mapping[tuple[str, str], str] = {
     ("null", "subprocess"): "bare-each",
@@ -249,7 +376,11 @@ class Item:
 
 
 def plan(
-    cases: Sequence[str], env_nums: Sequence[int] | None, libraries: Sequence[str], quick: bool
+    cases: Sequence[str],
+    env_nums: Sequence[int] | None,
+    libraries: Sequence[str],
+    quick: bool,
+    rows: Collection[str] = ROWS,
 ) -> list[Item]:
     """Return what one round measures, in its order.
 
@@ -258,6 +389,7 @@ def plan(
         env_nums: only these; None: all of the case, or its `quick_n`.
         libraries: only rows of these; the ideal is always measured with them.
         quick: leave most env_nums out.
+        rows: only these; the ideal is measured with them.
     """
     items: list[Item] = []
     for key in cases:
@@ -267,14 +399,8 @@ def plan(
             items += [
                 Item(key, env_num, row)
                 for row in case.rows[env_num]
-                if ROWS[row].library in libraries
+                if ROWS[row].library in libraries and row in rows
             ]
         if any(item.case == key for item in items):
             items += [Item(key, 1, row) for row in case.ideal_rows]
     return items
-
-
-def rows_of(items: Sequence[Item], case: str) -> Iterator[str]:
-    """Yield the keys of the rows of a case, in the order of the plan, without the ideals."""
-    seen = dict.fromkeys(item.row for item in items if item.case == case)
-    return (row for row in ROWS if row in seen and ROWS[row].library != IDEAL)

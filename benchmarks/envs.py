@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -53,37 +54,30 @@ class ArrayRewardEnv(NullEnv):
         return self._obs, self._reward, False, False, {}
 
 
-class RunnerInfosEnv(NullEnv):
-    """Does nothing; its infos are five float64, as those of MuJoCo's runners."""
+class FloatInfoEnv(NullEnv):
+    """Does nothing; each step has an info of five float64, as those of MuJoCo's envs."""
+
+    _KEYS = ("x_position", "x_velocity", "reward_forward", "reward_ctrl", "z_distance")
 
     def __init__(self) -> None:
         super().__init__()
-        self._at = np.float64(0.5)
+        self._values = np.arange(5.0)
 
     def step(self, action: Any) -> StepResult:
         """Take a step."""
-        at = self._at
-        info = {
-            "x_position": at,
-            "x_velocity": at,
-            "reward_forward": at,
-            "reward_ctrl": at,
-            "reward_survive": at,
-        }
-        return self._obs, 0.0, False, False, info
+        self._values += 1.0
+        return self._obs, 0.0, False, False, dict(zip(self._KEYS, self._values, strict=True))
 
 
-class GameInfosEnv(NullEnv):
-    """Does nothing; its infos are three ints, as those of ALE's games."""
+class IntInfoEnv(NullEnv):
+    """Does nothing; each step has an info of three ints, as those of Atari games."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._n = 0
+    _frames = 0
 
     def step(self, action: Any) -> StepResult:
         """Take a step."""
-        self._n = n = self._n + 4
-        info = {"lives": 3, "episode_frame_number": n, "frame_number": n}
+        self._frames += 4
+        info = {"lives": 3, "episode_frame_number": self._frames, "frame_number": self._frames}
         return self._obs, 0.0, False, False, info
 
 
@@ -185,25 +179,85 @@ def _duration_s(loops: int) -> float:
     return time.perf_counter() - began
 
 
+def _pong() -> Any:
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    game = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0)
+    grey = gymnasium.wrappers.AtariPreprocessing(game)  # 84 x 84, each action for four frames
+    return gymnasium.wrappers.FrameStackObservation(grey, 4)
+
+
+def _half_cheetah() -> Any:
+    return gymnasium.make("HalfCheetah-v5")
+
+
+def _mini_grid() -> Any:
+    import minigrid  # noqa: F401  # registers its envs
+
+    return gymnasium.make("MiniGrid-Empty-8x8-v0")
+
+
+def with_statistics(factory: Callable[[], Any]) -> Any:
+    """Return an env whose infos have the statistics of episodes that ended, as trainers want it."""
+    return gymnasium.wrappers.RecordEpisodeStatistics(factory())
+
+
+NEEDS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "pong": (("ale_py", "ale"), ("cv2", "opencv-python-headless")),
+    "halfcheetah": (("mujoco", "mujoco"),),
+    "minigrid": (("minigrid", "minigrid"),),
+}
+"""By env of another package: modules that have to be there, and what `install.py` calls them."""
+
+
+def missing_for(name: str) -> list[str]:
+    """Return what an env needs and is not installed, as `install.py` calls it."""
+    needed = NEEDS.get(name, ())
+    return [package for module, package in needed if importlib.util.find_spec(module) is None]
+
+
+HAVE_INFOS = frozenset({"null-floats", "null-ints", "pong", "halfcheetah", "minigrid"})
+"""Envs whose infos are read, in whatever form a library hands them out."""
+
+_SEED = 7
+_N_ACTIONS = {"pong": 6, "minigrid": 7}
+
+
+def action_batches(name: str, env_num: int, count: int) -> Any:
+    """Return `count` batches of actions for an env of that name: (count, env_num, ...)."""
+    generator = np.random.default_rng(_SEED)
+    if name == "halfcheetah":
+        return generator.uniform(-1.0, 1.0, (count, env_num, 6)).astype(np.float32)
+    if name == "cartpole-short":
+        return np.ones((count, env_num), np.int64)  # always to the same side: it falls after nine
+    return generator.integers(0, _N_ACTIONS.get(name, 2), (count, env_num), np.int64)
+
+
 def env_factory(name: str, loops: int) -> Callable[[], Any]:
     """Return a picklable function that builds the env of that name.
 
     Args:
-        name: `null`, `runner-infos`, `game-infos`, `array-reward`, `cartpole`, `image`, `frame`,
-            `busy`, `uneven`, `slow-reset`, `waiting`.
+        name: `null`, `null-floats`, `null-ints`, `array-reward`, `cartpole`, `cartpole-short` (its
+            actions make the difference), `image`, `frame`, `busy`, `uneven`, `slow-reset`,
+            `waiting`; and, of other packages, `pong`, `halfcheetah`, `minigrid`.
         loops: work of one step of `busy`.
     """
     factories: dict[str, Callable[[], Any]] = {
         "null": NullEnv,
-        "runner-infos": RunnerInfosEnv,
-        "game-infos": GameInfosEnv,
+        "null-floats": FloatInfoEnv,
+        "null-ints": IntInfoEnv,
         "array-reward": ArrayRewardEnv,
         "cartpole": CartPoleEnv,
+        "cartpole-short": CartPoleEnv,
         "image": functools.partial(ImageEnv, (84, 84, 4)),
         "frame": functools.partial(ImageEnv, (210, 160, 3)),
         "busy": functools.partial(BusyEnv, loops),
         "uneven": UnevenEnv,
         "slow-reset": SlowResetEnv,
         "waiting": WaitingEnv,
+        "pong": _pong,
+        "halfcheetah": _half_cheetah,
+        "minigrid": _mini_grid,
     }
     return factories[name]

@@ -16,6 +16,7 @@ from spec import Spec
 
 MEASURE = Path(__file__).resolve().parent / "measure.py"
 LIMIT_S = 90.0
+_LEAST_TRAINED_PER_S = 20.0
 _MAX_CHARACTERS = 300
 
 
@@ -29,7 +30,8 @@ def take(spec: Spec, python: str) -> dict[str, Any]:
     Returns:
         Figures, or `{"unavailable": reason}`, or `{"error": reason}`.
     """
-    limit_s = LIMIT_S + spec.seconds + spec.warm_up_s
+    training_s = spec.train_steps / _LEAST_TRAINED_PER_S
+    limit_s = LIMIT_S + spec.seconds + spec.warm_up_s + training_s
     with tempfile.TemporaryDirectory() as folder:  # PufferLib leaves a link where it runs
         process = subprocess.Popen(
             [python, "-W", "ignore", str(MEASURE), spec.to_json()],

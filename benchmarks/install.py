@@ -7,11 +7,12 @@ kept in `peers.json` in the environment, where `run.py` finds them.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -23,6 +24,15 @@ SB3 = "stable-baselines3>=2.9,<3"
 TIANSHOU = "tianshou>=2,<3"
 DING = "DI-engine==0.5.3"
 PUFFERLIB = "pufferlib==3.0.0"
+# The envs of other packages, and what has envs of its own. By the names that `machine.PACKAGES` and
+# `envs.NEEDS` have for them.
+GAMES = {
+    "ale": ("ale-py>=0.11",),
+    "opencv-python-headless": ("opencv-python-headless",),
+    "mujoco": ("gymnasium[mujoco]>=1.0",),
+    "minigrid": ("minigrid>=3.0",),
+    "envpool": ("envpool>=1.2",),
+}
 # What PufferLib imports besides gymnasium, numpy and psutil.
 PUFFERLIB_NEEDS = ("gym==0.23.1", "pettingzoo", "shimmy", "imageio", "psutil")
 PUFFERLIB_BUILD = ("setuptools", "wheel", "Cython", "numpy")
@@ -93,13 +103,17 @@ def install_treetensor(python: Path) -> None:
     pip_install(python, [TREETENSOR], {})
 
 
-PEERS = {
+PEERS: dict[str, Callable[[Path], None]] = {
     "treetensor": install_treetensor,
     "sb3": install_sb3,
     "tianshou": install_tianshou,
     "pufferlib": install_pufferlib,
+    **{
+        name: functools.partial(pip_install, arguments=packages, extra_env={})
+        for name, packages in GAMES.items()
+    },
 }
-PEERS_DING = {"ding": install_ding}
+PEERS_DING: dict[str, Callable[[Path], None]] = {"ding": install_ding}
 
 
 def main() -> None:
@@ -117,7 +131,8 @@ def main() -> None:
         pip_install(python, options.torch.split(), {})
     except InstallError as error:
         # A peer may bring another PyTorch with it, which is very large: better go without the peer.
-        failed = dict.fromkeys(PEERS_DING if options.ding else PEERS, f"PyTorch: {error}")
+        without = [name for name in (PEERS_DING if options.ding else PEERS) if name not in GAMES]
+        failed = dict.fromkeys(without, f"PyTorch: {error}")
     for name, install in (PEERS_DING if options.ding else PEERS).items():
         if name in failed:
             continue

@@ -18,6 +18,8 @@ PACKAGES = {
     "tianshou": ("tianshou", "tianshou"),
     "pufferlib": ("pufferlib", "pufferlib"),
     "ding": ("ding", "DI-engine"),
+    "ale": ("ale_py", "ale-py"),
+    "envpool": ("envpool", "envpool"),
 }
 _ASK = """
 import importlib.metadata as m, importlib.util as u, json, sys
@@ -57,7 +59,7 @@ def library_versions(library: str, python: str) -> dict[str, str]:
 
 
 def reason_missing(library: str, environment: Path) -> str:
-    """Return why `install.py` could not install a library into an environment."""
+    """Return why `install.py` could not install a library, or a package, into an environment."""
     notes = environment / "peers.json"
     reasons = json.loads(notes.read_text()) if notes.exists() else {}
     return str(reasons.get(library, "not installed in this environment; `make bench` installs it"))

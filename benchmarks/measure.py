@@ -7,11 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from envs import env_factory
+import machine
+from envs import env_factory, missing_for
 from processes import cpu_s, tree, tree_pss_bytes
-from spec import RATE, Runner, Spec, UnavailableError
+from spec import RATE, TRAINING, Runner, Spec, Trainer, UnavailableError
 
 _LIFETIME_STEPS = 20
 
@@ -21,15 +23,18 @@ def rate(runner: Runner, warm_up_s: float, seconds: float) -> dict[str, float]:
     runner.start()
     try:
         _steps_for(runner.step, warm_up_s)
-        trainer, *workers = tree(os.getpid())
-        parts = ([trainer], workers)
-        before = [cpu_s(pids) for pids in parts]
-        steps, took_s = _steps_for(runner.step, seconds)
-        trainer_s, workers_s = (
-            cpu_s(pids) - then for pids, then in zip(parts, before, strict=True)
-        )
+        return _measured(lambda: _steps_for(runner.step, seconds))
     finally:
         runner.close()
+
+
+def _measured(run: Callable[[], tuple[int, float]]) -> dict[str, float]:
+    """Return the figures of what takes steps, and says how many and in how many seconds."""
+    trainer, *workers = tree(os.getpid())
+    parts = ([trainer], workers)
+    before = [cpu_s(pids) for pids in parts]
+    steps, took_s = run()
+    trainer_s, workers_s = (cpu_s(pids) - then for pids, then in zip(parts, before, strict=True))
     return {
         "steps_per_s": steps / took_s,
         "steps": steps,
@@ -50,6 +55,22 @@ def _steps_for(step: Callable[[], int], seconds: float) -> tuple[int, float]:
             return steps, now - began
 
 
+def training(trainer: Trainer) -> dict[str, float]:
+    """Return env steps per second of a training, and the share of the time spent in its envs."""
+
+    def run() -> tuple[int, float]:
+        began = time.perf_counter()
+        steps = trainer.train()
+        return steps, time.perf_counter() - began
+
+    trainer.start()
+    try:
+        figures = _measured(run)
+        return {**figures, "envs_share": trainer.envs_s() / figures["wall_s"]}
+    finally:
+        trainer.close()
+
+
 def lifetime(runner: Runner) -> dict[str, float]:
     """Return how long start and close take, and the memory in between."""
     began = time.perf_counter()
@@ -68,13 +89,25 @@ def measure(spec: Spec) -> dict[str, Any]:
     """Return the figures of one spec, or `{"unavailable": reason}`."""
     from adapters import open_runner
 
+    factory = env_factory(spec.env, spec.busy_loops)
     try:
-        runner = open_runner(spec, env_factory(spec.env, spec.busy_loops))
+        _check_packages(spec.env)
+        if spec.kind == TRAINING:
+            from training import open_trainer
+
+            return training(open_trainer(spec, factory))
+        runner = open_runner(spec, factory)
         if spec.kind == RATE:
             return rate(runner, spec.warm_up_s, spec.seconds)
         return lifetime(runner)
     except UnavailableError as error:
         return {"unavailable": str(error)}
+
+
+def _check_packages(env: str) -> None:
+    for package in missing_for(env):
+        reason = machine.reason_missing(package, Path(sys.prefix))
+        raise UnavailableError(f"{package}: {reason}")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import matplotlib
 from cases import CASES
 from results import Results
 from rows import OWN, ROWS
-from spec import RATE
+from spec import LIFETIME
 from tables import rate_text
 
 matplotlib.use("Agg")
@@ -27,6 +27,7 @@ _LINES = (
     "pufferlib-1",
     "ding-subprocess",
 )
+_SHOWN = ("null", "cartpole", "image", "frame", "pong", "halfcheetah", "minigrid")
 _COMPARED_N = 64
 
 
@@ -86,7 +87,7 @@ def _panels(count: int, height: float) -> tuple[Any, list[Any]]:
 
 def _rates(results: Results) -> Any:
     """Bars: env steps per second of each row, for the cases without an ideal of their own."""
-    cases = [c for c in ("null", "cartpole", "image", "frame") if results.rows(c)]
+    cases = [c for c in _SHOWN if results.rows(c)]
     if not cases:
         return None
     figure, panels = _panels(len(cases), 4.2)
@@ -146,7 +147,7 @@ def _shares(results: Results) -> Any:
 
 def _start(results: Results) -> Any:
     """Bars: time to the first observation, and memory, for the most envs that were started."""
-    cases = [c for c in results.cases() if CASES[c].kind != RATE and results.env_nums(c)]
+    cases = [c for c in results.cases() if CASES[c].kind == LIFETIME and results.env_nums(c)]
     if not cases:
         return None
     case = cases[0]

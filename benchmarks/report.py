@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import tables
-from cases import CASES
+from cases import CASES, REFERENCE
 from results import Results
+from rows import ROWS
 
 RESULTS = "results.json"
 PAGE = "README.md"
@@ -44,6 +46,13 @@ def terminal(results: Results) -> str:
     parts = []
     for case in results.cases():
         parts += [CASES[case].title, tables.plain(tables.case_table(results, case))]
+        if tables.has_cpu(case):
+            parts.append(tables.plain(tables.cpu_table(results, case)))
+    for title, _, table in _further(results):
+        parts += [title, tables.plain(table)]
+    measured = tables.targets_table(results, only_measured=True)
+    if measured[1:]:
+        parts += ["Targets", tables.plain(measured)]
     if len(results.left_out) + len(results.peers_missing):
         parts += ["Left out", tables.plain(tables.left_out_table(results))]
     return "\n".join(parts)
@@ -56,7 +65,8 @@ def page(results: Results, plots: list[Path]) -> str:
         "Written by `make bench`; a new run writes it anew. [How it is measured]"
         "(../../benchmarks/README.md), and everything raw in [results.json](results.json).",
         "Figures are env steps per second, the median of the rounds. In brackets: times "
-        "Gymnasium's AsyncVectorEnv, and the share of the ideal where there is one; both are "
+        "Gymnasium's AsyncVectorEnv where nothing else is said, and the share of the ideal where "
+        "there is one; both are "
         "formed within each round first. Bold is the fastest row of a column.",
         _machine(results),
         "## Targets",
@@ -71,9 +81,13 @@ def page(results: Results, plots: list[Path]) -> str:
         "`spread`: how far the rounds of envmgr's row are apart, as a share of their median.",
         tables.markdown(tables.best_table(results)).rstrip(),
     ]
+    for title, text, table in _further(results):
+        parts += [f"## {title}", text, tables.markdown(table).rstrip()]
     for case in results.cases():
-        parts += [f"## {CASES[case].title}", *_ideal(case)]
+        parts += [f"## {CASES[case].title}", *_about(case)]
         parts.append(tables.markdown(tables.case_table(results, case)).rstrip())
+        if tables.has_cpu(case):
+            parts.append(tables.markdown(tables.cpu_table(results, case)).rstrip())
     if results.left_out or results.peers_missing:
         parts += ["## Left out", tables.markdown(tables.left_out_table(results)).rstrip()]
     if plots:
@@ -82,9 +96,38 @@ def page(results: Results, plots: list[Path]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _ideal(case: str) -> list[str]:
-    ideal = CASES[case].ideal
-    return [f"100 %: {ideal}."] if ideal else []
+def _further(results: Results) -> Iterator[tuple[str, str, tables.Table]]:
+    """Yield titles, texts and tables of what follows from several rows, where there are figures."""
+    for title, text, table in (
+        (
+            "Above a plain loop",
+            "us of CPU per env step. A plain loop steps as many envs one after another in one "
+            "process, without any library; its CPU is subtracted, round by round, from that of the "
+            "workers, and from that of both. `spread`: how far the rounds of a row are apart.",
+            tables.above_plain_table(results),
+        ),
+        (
+            "Ways to take a batch",
+            "What the trainer's side takes above `send_arrays` and `recv_arrays`, with null envs "
+            "on 2 hosts: a part for each batch and one for each env in it, from two sizes.",
+            tables.doors_table(results),
+        ),
+        (
+            "Rows beside themselves",
+            "The same row twice in each round: how far its two ratios are from 1 is chance.",
+            tables.again_table(results),
+        ),
+    ):
+        if table[1:]:
+            yield title, text, table
+
+
+def _about(case: str) -> list[str]:
+    about = CASES[case]
+    found = [f"100 %: {about.ideal}."] if about.ideal else []
+    if about.reference != REFERENCE:
+        found.append(f"In brackets: times {ROWS[about.reference].label}.")
+    return found
 
 
 def _machine(results: Results) -> str:
@@ -101,7 +144,8 @@ def _machine(results: Results) -> str:
             f"- {machine.get('kernel')}, {machine.get('python')}",
             f"- {versions}",
             f"- {settings.get('date')}; rounds: {settings.get('rounds')}; seconds per measurement: "
-            f"{settings.get('seconds')}, with envs that sleep more",
+            f"{settings.get('seconds')}, more with envs that take long; env steps of a training: "
+            f"{settings.get('train_steps', 0)}",
         )
     )
 

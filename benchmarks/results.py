@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cases import BOUNDS, CASES, CORES, SLEEP, Item
-from rows import BARE, OWN, ROWS
+from rows import BARE, IDEAL, OWN, ROWS
 
 STEPS_PER_S = "steps_per_s"
-REFERENCE = "gymnasium-async"
+CPU_US = ("trainer_us", "workers_us")
 _IDEAL_ROW = "plain-2"
 
 
@@ -52,7 +52,11 @@ class Results:
 
     def leave_out(self, item: Item, reason: str) -> None:
         """Keep why an item has no figure."""
-        self.left_out[f"{item.case} n={item.env_num} {item.row}"] = reason
+        self.left_out[_place(item)] = reason
+
+    def is_left_out(self, item: Item) -> bool:
+        """Return whether an item has no figure."""
+        return _place(item) in self.left_out
 
     def by_round(
         self, case: str, env_num: int, row: str, figure: str = STEPS_PER_S
@@ -72,6 +76,33 @@ class Results:
     def ratio(self, case: str, env_num: int, row: str, other: str) -> float | None:
         """Return how many times as fast as another row; the median of the rounds' ratios."""
         return _ratio(self.by_round(case, env_num, row), self.by_round(case, env_num, other))
+
+    def cpu_by_round(self, case: str, env_num: int, row: str) -> dict[int, float]:
+        """Return us of CPU per env step, of trainer and workers together, by round."""
+        trainer, workers = (self.by_round(case, env_num, row, figure) for figure in CPU_US)
+        return {
+            round_: trainer[round_] + workers[round_] for round_ in trainer if round_ in workers
+        }
+
+    def cpu_ratio(self, case: str, env_num: int, row: str, other: str) -> float | None:
+        """Return how many times the CPU of another row; the median of the rounds' ratios."""
+        ours, theirs = (self.cpu_by_round(case, env_num, key) for key in (row, other))
+        return _ratio(ours, theirs)
+
+    def cpu_above(self, case: str, env_num: int, row: str, other: str) -> float | None:
+        """Return how many us of CPU per env step more than another row; the rounds' median."""
+        ours, theirs = (self.cpu_by_round(case, env_num, key) for key in (row, other))
+        return median_above(ours, theirs)
+
+    def workers_above(self, case: str, env_num: int, row: str, other: str) -> float | None:
+        """Return how many us of CPU workers take above a row without any; the rounds' median."""
+        workers = self.by_round(case, env_num, row, CPU_US[1])
+        return median_above(workers, self.cpu_by_round(case, env_num, other))
+
+    def again(self) -> list[tuple[str, int, str]]:
+        """Return (case, env_num, row) of rows that were measured once more."""
+        found = {(m.case, m.env_num, m.row): None for m in self.measurements}
+        return [place for place in found if ROWS[place[2]].again]
 
     def growth(self, case: str, row: str, env_num: int, fewer: int) -> float | None:
         """Return the cost per env step with `env_num` envs, over that with `fewer`."""
@@ -126,14 +157,24 @@ class Results:
         return cls(**{**content, "measurements": measurements})
 
 
+def _place(item: Item) -> str:
+    return f"{item.case} n={item.env_num} {item.row}"
+
+
 def own_rows(rows: Sequence[str]) -> list[str]:
-    """Return the rows of envmgr among these."""
-    return [row for row in rows if ROWS[row].library == OWN]
+    """Return the rows of envmgr among these, without those that are measured once more."""
+    return [row for row in rows if ROWS[row].library == OWN and not ROWS[row].again]
 
 
 def peer_rows(rows: Sequence[str]) -> list[str]:
     """Return the rows of the other libraries among these."""
-    return [row for row in rows if ROWS[row].library not in (OWN, BARE)]
+    return [row for row in rows if ROWS[row].library not in (OWN, BARE, IDEAL)]
+
+
+def median_above(ours: dict[int, float], theirs: dict[int, float]) -> float | None:
+    """Return the median of the rounds' differences; None if they have no round in common."""
+    differences = [ours[round_] - theirs[round_] for round_ in ours if round_ in theirs]
+    return statistics.median(differences) if differences else None
 
 
 def _ratio(ours: dict[int, float], theirs: dict[int, float]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 OWN = "envmgr"
@@ -20,12 +20,16 @@ class Row:
         library: module of `adapters`, and name for `--libraries`.
         label: what tables call it.
         options: what the adapter needs to know.
+        again: the key of the row that this one is once more; how far the two are apart is chance.
+        is_native: it steps envs of its own in C++, not those that the others step.
     """
 
     key: str
     library: str
     label: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    again: str | None = None
+    is_native: bool = False
 
 
 def _own(
@@ -50,7 +54,10 @@ _LIMITS: dict[str, Any] = {
     "strict_dtype": True,
 }
 
+_ON_TWO = _own("hosts2-arrays", "2 hosts, arrays", "arrays", num_workers=2)
+
 _ROWS = (
+    Row("plain-all", IDEAL, "plain loop over all envs, one core", {"processes": None}),
     Row("plain-1", IDEAL, "plain loop, one core", {"processes": 1}),
     Row("plain-2", IDEAL, "plain loops, two cores", {"processes": 2}),
     _bare("bare-each", "a process per env", None),
@@ -76,7 +83,21 @@ _ROWS = (
     _own("hosts1-dict", "1 host, dict", "dict", num_workers=1),
     _own("hosts1-arrays", "1 host, arrays", "arrays", num_workers=1),
     _own("hosts2-dict", "2 hosts, dict", "dict", num_workers=2),
-    _own("hosts2-arrays", "2 hosts, arrays", "arrays", num_workers=2),
+    _ON_TWO,
+    replace(_ON_TWO, key="again", label=f"{_ON_TWO.label}, measured once more", again=_ON_TWO.key),
+    _own("hosts4-arrays", "4 hosts, arrays", "arrays", num_workers=4),
+    _own("each-arrays", "a host per env, arrays", "arrays"),
+    _own("auto-arrays", "`num_workers: auto`, arrays", "arrays", num_workers="auto"),
+    _own(
+        "hosts2-limits",
+        "2 hosts, arrays, `step_timeout` and `metrics`",
+        "arrays",
+        num_workers=2,
+        step_timeout=10.0,
+        metrics={},
+    ),
+    _own("hosts2-v2", "2 hosts, V2", "v2", type="subprocess_v2", num_workers=2),
+    _own("hosts2-rollout", "2 hosts, `RolloutCollector`", "rollout", num_workers=2),
     _own("hosts2-dict-pipelined", "2 hosts, dict, pipelined", "dict", True, num_workers=2),
     _own("hosts2-arrays-pipelined", "2 hosts, arrays, pipelined", "arrays", True, num_workers=2),
     _own(
@@ -113,7 +134,17 @@ _ROWS = (
         num_workers=2,
         check_actions=False,
     ),
+    _own(
+        "as-gymnasium-base",
+        "`base` (in the trainer's process), `as_gymnasium`",
+        "NextStep",
+        type="base",
+    ),
     _own("as-gymnasium", "2 hosts, `as_gymnasium`", "NextStep", num_workers=2),
+    _own("as-gymnasium-each", "a host per env, `as_gymnasium`", "NextStep"),
+    _own(
+        "as-gymnasium-auto", "`num_workers: auto`, `as_gymnasium`", "NextStep", num_workers="auto"
+    ),
     _own(
         "as-gymnasium-same",
         "2 hosts, `as_gymnasium` in SAME_STEP mode",
@@ -121,7 +152,21 @@ _ROWS = (
         num_workers=2,
         reset_inplace=True,
     ),
+    _own(
+        "as-sb3-base",
+        "`base` (in the trainer's process), `as_sb3`",
+        "sb3",
+        type="base",
+        reset_inplace=True,
+    ),
     _own("as-sb3", "2 hosts, `as_sb3`", "sb3", num_workers=2, reset_inplace=True),
+    _own(
+        "as-sb3-auto",
+        "`num_workers: auto`, `as_sb3`",
+        "sb3",
+        num_workers="auto",
+        reset_inplace=True,
+    ),
     _own("as-tianshou", "2 hosts, `as_tianshou`", "tianshou", num_workers=2, auto_reset=False),
     _own(
         "async-1",
@@ -138,8 +183,15 @@ _ROWS = (
         "Gymnasium AsyncVectorEnv, `copy=False`",
         {"kind": "async", "copy": False},
     ),
+    Row(
+        "gymnasium-async-pipes",
+        "gymnasium",
+        "Gymnasium AsyncVectorEnv, `shared_memory=False`",
+        {"kind": "async", "shared_memory": False},
+    ),
     Row("gymnasium-sync", "gymnasium", "Gymnasium SyncVectorEnv (in process)", {"kind": "sync"}),
-    Row("sb3-subproc", "sb3", "Stable-Baselines3 SubprocVecEnv"),
+    Row("sb3-subproc", "sb3", "Stable-Baselines3 SubprocVecEnv", {"kind": "subproc"}),
+    Row("sb3-dummy", "sb3", "Stable-Baselines3 DummyVecEnv (in process)", {"kind": "dummy"}),
     Row("tianshou-shmem", "tianshou", "tianshou ShmemVectorEnv"),
     Row("tianshou-one", "tianshou", "tianshou ShmemVectorEnv, `wait_num=1`", {"wait_share": 0.0}),
     Row(
@@ -151,6 +203,8 @@ _ROWS = (
     Row("ding-subprocess", "ding", "DI-engine `subprocess`", {"kind": "subprocess"}),
     Row("ding-subprocess-v2", "ding", "DI-engine `subprocess_v2`", {"kind": "subprocess_v2"}),
     Row("ding-async", "ding", "DI-engine `async_subprocess`", {"kind": "async_subprocess"}),
+    Row("ale-vector", "ale", "AtariVectorEnv of ale-py (C++)", is_native=True),
+    Row("envpool", "envpool", "EnvPool (C++)", is_native=True),
 )
 
 ROWS: Mapping[str, Row] = {row.key: row for row in _ROWS}

@@ -12,29 +12,40 @@ from pathlib import Path
 
 import machine
 import report
-from cases import CASES, Item, plan
+import targets
+from cases import CASES, GROUPS, Item, plan
 from envs import busy_loops
 from execute import take
 from ideals import SLEEP_IDEALS
-from results import STEPS_PER_S, Results
+from results import CPU_US, STEPS_PER_S, Results
 from rows import BARE, IDEAL, LIBRARIES, OWN, ROWS
-from spec import Spec
+from spec import TRAINING, Spec
 from tables import rate_text
 
 WARM_UP_SHARE = 0.3
 SECONDS, QUICK_SECONDS = 0.5, 0.2
 ROUNDS, QUICK_ROUNDS = 3, 1
+TRAIN_STEPS, QUICK_STEPS = 50_000, 2_048
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line, with every default filled in."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", nargs="*", help=f"of {', '.join(CASES)}; all if none is named")
+    parser.add_argument(
+        "case",
+        nargs="*",
+        help=f"of {', '.join(CASES)}, or of the groups {', '.join(GROUPS)}; all if none is named",
+    )
     parser.add_argument("--cases", default="", help="the same as a list: null,cartpole")
     parser.add_argument("--libraries", default="", help=f"of {','.join(LIBRARIES)}; all by default")
+    parser.add_argument("--rows", default="", help="only these rows: base,hosts2-arrays")
+    parser.add_argument(
+        "--targets", action="store_true", help="only what the targets need, and what stands beside"
+    )
     parser.add_argument("--n", default="", help="only these numbers of envs: 8,64")
     parser.add_argument("--rounds", type=int, help="passes through everything")
     parser.add_argument("--seconds", type=float, help="length of a measurement")
+    parser.add_argument("--train-steps", type=int, help="env steps of a training")
     parser.add_argument("--quick", action="store_true", help="fewer numbers of envs, one round")
     parser.add_argument("--out", type=Path, help="folder for the report; without it, none")
     parser.add_argument(
@@ -44,12 +55,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     try:
-        options.cases = _known([*options.case, *_split(options.cases)], CASES) or list(CASES)
+        named = _known([*options.case, *_split(options.cases)], [*CASES, *GROUPS])
+        options.cases = _cases_of(named) or list(CASES)
+        options.rows = _known(_split(options.rows), ROWS) or list(ROWS)
         options.libraries = _known(_split(options.libraries), LIBRARIES) or list(LIBRARIES)
         options.n = [int(n) for n in _split(options.n)]
     except ValueError as error:
         parser.error(str(error))
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    options.train_steps = options.train_steps or (QUICK_STEPS if options.quick else TRAIN_STEPS)
     options.seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     return options
 
@@ -63,6 +77,11 @@ def _known(names: Sequence[str], known: Collection[str]) -> list[str]:
         if name not in known:
             raise ValueError(f"{name!r} is not one of {', '.join(known)}")
     return list(dict.fromkeys(names))
+
+
+def _cases_of(named: Sequence[str]) -> list[str]:
+    """Return cases for names of cases and of groups."""
+    return list(dict.fromkeys(case for name in named for case in GROUPS.get(name, (name,))))
 
 
 def pythons(options: argparse.Namespace, results: Results) -> dict[str, str]:
@@ -94,11 +113,15 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
     libraries = [*(lib for lib in options.libraries if lib in available), IDEAL]
     if OWN in libraries:
         libraries.append(BARE)
-    items = plan(options.cases, options.n or None, libraries, options.quick)
+    items = plan(options.cases, options.n or None, libraries, options.quick, options.rows)
+    if options.targets:
+        wanted = frozenset(targets.items())
+        items = [item for item in items if item in wanted]
     loops = busy_loops()
     results.settings = {
         "date": datetime.date.today().isoformat(),
         "seconds": options.seconds,
+        "train_steps": options.train_steps,
         "busy_loops": loops,
     }
     for case in dict.fromkeys(item.case for item in items):
@@ -108,10 +131,12 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
     began = time.monotonic()
     for round_ in range(1, options.rounds + 1):
         results.settings["rounds"] = f"{round_ - 1} and a part of another"  # if it is interrupted
-        for number, item in enumerate(items, 1):
-            if f"{item.case} n={item.env_num} {item.row}" in results.left_out:
+        # What changes with time comes to those first and to those last alike.
+        for number, item in enumerate(items if round_ % 2 else reversed(items), 1):
+            most_rounds = CASES[item.case].most_rounds
+            if (most_rounds is not None and round_ > most_rounds) or results.is_left_out(item):
                 continue
-            spec = _spec(item, options.seconds, loops)
+            spec = _spec(item, options, loops)
             outcome = _take(item, round_, spec, available[spec.library], results)
             minutes = (time.monotonic() - began) / 60
             print(
@@ -122,9 +147,9 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
     results.settings["rounds"] = options.rounds
 
 
-def _spec(item: Item, seconds: float, loops: int) -> Spec:
+def _spec(item: Item, options: argparse.Namespace, loops: int) -> Spec:
     case, row = CASES[item.case], ROWS[item.row]
-    length_s = seconds * case.stretch
+    length_s = options.seconds * case.stretch
     return Spec(
         library=row.library,
         options=row.options,
@@ -134,6 +159,8 @@ def _spec(item: Item, seconds: float, loops: int) -> Spec:
         seconds=length_s,
         warm_up_s=length_s * WARM_UP_SHARE,
         busy_loops=loops,
+        trainer=case.trainer,
+        train_steps=options.train_steps if case.kind == TRAINING else 0,
     )
 
 
@@ -145,7 +172,8 @@ def _take(item: Item, round_: int, spec: Spec, python: str, results: Results) ->
             return f"left out: {figures[problem]}"
     results.add(item, round_, figures)
     if STEPS_PER_S in figures:
-        return f"{rate_text(figures[STEPS_PER_S])} steps/s"
+        cpu = " + ".join(f"{figures[name]:.1f}" for name in CPU_US)
+        return f"{rate_text(figures[STEPS_PER_S])} steps/s, {cpu} us of CPU"
     return ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 RATE = "rate"
 LIFETIME = "lifetime"
+TRAINING = "training"
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,13 @@ class Spec:
         options: what the row of the library says; the adapter knows what they mean.
         env: name of an env, see `envs.env_factory`.
         env_num: how many envs.
-        kind: RATE (env steps per second) or LIFETIME (start, memory, close).
+        kind: RATE (env steps per second), LIFETIME (start, memory, close) or TRAINING (env steps
+            per second of a trainer, learning included).
         seconds: how long RATE measures.
         warm_up_s: how long RATE runs before.
         busy_loops: work of one step of the env `busy`.
+        trainer: whose PPO trains, with TRAINING: `sb3` or `cleanrl`.
+        train_steps: env steps of a TRAINING.
     """
 
     library: str
@@ -34,6 +38,8 @@ class Spec:
     seconds: float = 1.0
     warm_up_s: float = 0.4
     busy_loops: int = 1
+    trainer: str = ""
+    train_steps: int = 0
 
     def to_json(self) -> str:
         """Return the spec as text."""
@@ -53,6 +59,22 @@ class Runner(Protocol):
 
     def step(self) -> int:
         """Go on by one batch; return the number of env steps in it, resets not counted."""
+
+    def close(self) -> None:
+        """Close the envs."""
+
+
+class Trainer(Protocol):
+    """A trainer with its vector env."""
+
+    def start(self) -> None:
+        """Build the envs and the agent, and reset the envs."""
+
+    def train(self) -> int:
+        """Train; return the env steps that were taken."""
+
+    def envs_s(self) -> float:
+        """Return the seconds spent in the vector env."""
 
     def close(self) -> None:
         """Close the envs."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cases import CASES
-from results import REFERENCE, STEPS_PER_S, Results, own_rows, peer_rows
-from rows import ROWS
-from spec import RATE
+from cases import BELOW_DOORS, CASES, DOORS, DOORS_N, SLEEP
+from results import CPU_US, STEPS_PER_S, Results, median_above, own_rows, peer_rows
+from rows import IDEAL, ROWS
+from spec import LIFETIME, TRAINING
 from targets import COUNT, TARGETS, TIMES
 
 Table = list[list[str]]
 NOTHING = "-"
+_PLAIN = "plain-all"
 
 _LIFETIME_FIGURES = (
     ("start_s", "start", "{:.2f} s"),
@@ -32,12 +33,14 @@ def rate_text(rate: float) -> str:
 
 def case_table(results: Results, case: str) -> Table:
     """Return the table of one case: a line per row, a column per number of envs."""
-    if CASES[case].kind != RATE:
+    if CASES[case].kind == LIFETIME:
         return _lifetime_table(results, case)
     rows, env_nums = results.rows(case), results.env_nums(case)
     contestants = [*own_rows(rows), *peer_rows(rows)]
     best = {n: results.fastest(case, n, contestants) for n in env_nums}
-    table = [["env steps per second", *(f"n={n}" for n in env_nums)]]
+    is_training = CASES[case].kind == TRAINING
+    what = "env steps per second" + (", learning included" if is_training else "")
+    table = [[what, *(f"n={n}" for n in env_nums)]]
     for row in rows:
         cells = [_rate_cell(results, case, n, row, row == best[n]) for n in env_nums]
         table.append([ROWS[row].label, *cells])
@@ -53,8 +56,9 @@ def _rate_cell(results: Results, case: str, env_num: int, row: str, best: bool) 
     if rate is None:
         return NOTHING
     remarks = []
-    ratio = results.ratio(case, env_num, row, REFERENCE)
-    if ratio is not None and row != REFERENCE:
+    reference = CASES[case].reference
+    ratio = results.ratio(case, env_num, row, reference)
+    if ratio is not None and row != reference:
         remarks.append(f"{ratio:.3g} x")
     share = results.share(case, env_num, row)
     if share is not None:
@@ -77,11 +81,108 @@ def _lifetime_table(results: Results, case: str) -> Table:
     return table
 
 
+def has_cpu(case: str) -> bool:
+    """Return whether the CPU of a step says something: that of envs that only sleep does not."""
+    return CASES[case].kind != LIFETIME and CASES[case].ideal != SLEEP
+
+
+def cpu_table(results: Results, case: str) -> Table:
+    """Return us of CPU per env step: a line per row; of trainings the share of envs, too."""
+    rows, env_nums = results.rows(case), results.env_nums(case)
+    table = [["us of CPU per env step: trainer + workers", *(f"n={n}" for n in env_nums)]]
+    table += [
+        [ROWS[row].label, *(_cpu_cell(results, case, n, row) for n in env_nums)] for row in rows
+    ]
+    return table
+
+
+def _cpu_cell(results: Results, case: str, env_num: int, row: str) -> str:
+    text = _cpu_text(results, case, env_num, row)
+    share = results.median(case, env_num, row, "envs_share")
+    return text if share is None else f"{text} ({100 * share:.0f} % of the time in envs)"
+
+
+def above_plain_table(results: Results) -> Table:
+    """Return what rows take above a plain loop over the same envs, in us of CPU per env step."""
+    table = [["case", "n", "row", "trainer", "workers above it", "both above it", "spread"]]
+    for case in results.cases():
+        for row in results.rows(case):
+            for n in results.env_nums(case):
+                above = results.cpu_above(case, n, row, _PLAIN)
+                trainer = results.median(case, n, row, CPU_US[0])
+                if above is None or trainer is None or _is_no_rival(row):
+                    continue
+                values = results.cpu_by_round(case, n, row).values()
+                workers = results.workers_above(case, n, row, _PLAIN)
+                has_workers = bool(results.median(case, n, row, CPU_US[1]))
+                table.append(
+                    [
+                        case,
+                        str(n),
+                        ROWS[row].label,
+                        f"{trainer:.1f}",
+                        f"{workers:.1f}" if has_workers and workers is not None else NOTHING,
+                        f"{above:.1f}",
+                        f"{max(values) - min(values):.1f}",
+                    ]
+                )
+    return table
+
+
+def _is_no_rival(row: str) -> bool:
+    return ROWS[row].library == IDEAL or ROWS[row].is_native
+
+
+def doors_table(results: Results) -> Table:
+    """Return what the trainer's side of other calls takes above `recv_arrays`, by two sizes."""
+    few, many = DOORS_N
+    table = [["with null envs, 2 hosts", "us of the trainer's CPU per batch", "and per env"]]
+    for row in DOORS:
+        above = [_trainer_above(results, n, row) for n in DOORS_N]
+        if above[0] is None or above[1] is None:
+            continue
+        per_env = (many * above[1] - few * above[0]) / (many - few)
+        per_batch = few * above[0] - few * per_env
+        table.append(
+            [ROWS[row].label.removeprefix("envmgr, "), f"{per_batch:.1f}", f"{per_env:.2f}"]
+        )
+    return table
+
+
+def _trainer_above(results: Results, env_num: int, row: str) -> float | None:
+    ours, below = (results.by_round("null", env_num, key, CPU_US[0]) for key in (row, BELOW_DOORS))
+    return median_above(ours, below)
+
+
+def again_table(results: Results) -> Table:
+    """Return how far rows are apart that are the same: what chance does to a ratio."""
+    table = [["case", "n", "row", "rate over itself", "CPU over itself", "rounds' ratios of CPU"]]
+    for case, n, row in results.again():
+        first = ROWS[row].again
+        rate = first and results.ratio(case, n, row, first)
+        cpu = first and results.cpu_ratio(case, n, row, first)
+        if not first or not rate or not cpu:
+            continue
+        ours, theirs = (results.cpu_by_round(case, n, key) for key in (row, first))
+        ratios = [ours[round_] / theirs[round_] for round_ in ours if round_ in theirs]
+        table.append(
+            [
+                case,
+                str(n),
+                ROWS[first].label,
+                f"{rate:.2f} x",
+                f"{cpu:.2f} x",
+                f"{min(ratios):.2f} to {max(ratios):.2f}",
+            ]
+        )
+    return table
+
+
 def best_table(results: Results) -> Table:
     """Return who is fastest: a line for each case and number of envs."""
     table = [["case", "n", "envmgr's fastest", "a peer's fastest", "ratio", "spread", "best"]]
     for case in results.cases():
-        if CASES[case].kind != RATE:
+        if CASES[case].kind == LIFETIME:
             continue
         rows = results.rows(case)
         table += [_best_line(results, case, n, rows) for n in results.env_nums(case)]
@@ -126,15 +227,16 @@ def _library_name(row: str | None) -> str:
     return NOTHING if row is None else ROWS[row].label.partition(",")[0]
 
 
-def targets_table(results: Results) -> Table:
-    """Return the targets with what was reached."""
+def targets_table(results: Results, only_measured: bool = False) -> Table:
+    """Return the targets with what was reached; those that were not measured too, or without."""
     table = [["case", "what", "target", "reached", ""]]
     for target in TARGETS:
         figure = target.reached(results)
         bound = "at most" if target.at_most else "at least"
         goal = f"{bound} {target.goal:g} {target.unit}".rstrip()
         if figure is None:
-            table.append([target.case, target.wanted, goal, NOTHING, "not measured"])
+            if not only_measured:
+                table.append([target.case, target.wanted, goal, NOTHING, "not measured"])
             continue
         digits = 0 if target.unit == COUNT else 2 if target.unit == TIMES else 1
         verdict = "met" if target.met(figure) else "**missed**"

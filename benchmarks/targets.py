@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cases import CASES
-from results import Results, own_rows, peer_rows
+from cases import BELOW_DOORS, CASES, DOORS, DOORS_N, Item
+from results import CPU_US, STEPS_PER_S, Results, own_rows, peer_rows
 from rows import ROWS
-from spec import RATE
+from spec import LIFETIME
 
 TIMES, SHARE, SECONDS, MEGABYTES, COUNT = "x", "%", "s", "MB", ""
+MICROSECONDS, PER_BATCH = "us", "us per batch"
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,12 @@ def _price_of_safety(results: Results) -> float | None:
 
 
 def rows_won_by_peers(results: Results) -> list[tuple[str, int]]:
-    """Return (case, env_num) of all rates in which a peer is the fastest."""
+    """Return (case, env_num) of rates in which a peer is fastest that steps the same envs."""
     won: list[tuple[str, int]] = []
     for case in results.cases():
-        if CASES[case].kind != RATE:
+        if CASES[case].kind == LIFETIME:
             continue
-        rows = results.rows(case)
+        rows = [row for row in results.rows(case) if not ROWS[row].is_native]
         won += [
             (case, n)
             for n in results.env_nums(case)
@@ -98,6 +100,102 @@ def rows_won_by_peers(results: Results) -> list[tuple[str, int]]:
     return won
 
 
+def _cpu_times(case: str, n: int, row: str, other: str, goal: float) -> Target:
+    return Target(
+        f"{case}, n={n}",
+        f"{ROWS[row].label}: CPU per env step, over {ROWS[other].label}",
+        goal,
+        TIMES,
+        lambda results: results.cpu_ratio(case, n, row, other),
+        at_most=True,
+    )
+
+
+def _cpu_above(case: str, n: int, row: str, other: str, goal: float) -> Target:
+    return Target(
+        f"{case}, n={n}",
+        f"{ROWS[row].label}: CPU per env step, above {ROWS[other].label}",
+        goal,
+        MICROSECONDS,
+        lambda results: results.cpu_above(case, n, row, other),
+        at_most=True,
+    )
+
+
+def _trainer(case: str, n: int, row: str, goal: float) -> Target:
+    return Target(
+        f"{case}, n={n}",
+        f"{ROWS[row].label}: CPU of the trainer per env step",
+        goal,
+        MICROSECONDS,
+        lambda results: results.median(case, n, row, CPU_US[0]),
+        at_most=True,
+    )
+
+
+def _workers(case: str, n: int, row: str, goal: float) -> Target:
+    return Target(
+        f"{case}, n={n}",
+        f"{ROWS[row].label}: CPU of the workers per env step, above a plain loop",
+        goal,
+        MICROSECONDS,
+        lambda results: results.workers_above(case, n, row, "plain-all"),
+        at_most=True,
+    )
+
+
+def _infos(n: int, row: str, goal: float) -> Target:
+    def reached(results: Results) -> float | None:
+        costs, bare = (results.cpu_by_round(case, n, row) for case in _WITH_AND_WITHOUT)
+        stepped, nothing = (
+            results.cpu_by_round(case, n, "plain-all") for case in _WITH_AND_WITHOUT
+        )
+        rounds = costs.keys() & bare.keys() & stepped.keys() & nothing.keys()
+        ratios = [(costs[k] - (stepped[k] - nothing[k])) / bare[k] for k in rounds]
+        return statistics.median(ratios) if ratios else None
+
+    return Target(
+        f"null-floats, n={n}",
+        f"{ROWS[row].label}: CPU per env step without what the env takes to make infos, over null",
+        goal,
+        TIMES,
+        reached,
+        at_most=True,
+    )
+
+
+def _limits(n: int) -> Target:
+    def reached(results: Results) -> float | None:
+        above_us = results.cpu_above("null", n, "hosts2-limits", "hosts2-arrays")
+        return None if above_us is None else n * above_us
+
+    return Target(
+        f"null, n={n}",
+        "CPU that `step_timeout` and `metrics` take, on 2 hosts",
+        2.0 + 0.1 * n,
+        PER_BATCH,
+        reached,
+        at_most=True,
+    )
+
+
+def _auto(case: str, n: int) -> Target:
+    def reached(results: Results) -> float | None:
+        best = results.fastest(case, n, _WORKERS)
+        share = results.ratio(case, n, "auto-arrays", best) if best else None
+        return None if share is None else 100 * share
+
+    return Target(
+        f"{case}, n={n}",
+        "`num_workers: auto`, arrays, of the fastest of 1, 2, 4 hosts and a host per env",
+        90.0,
+        SHARE,
+        reached,
+    )
+
+
+_WITH_AND_WITHOUT = ("null-floats", "null")
+_WORKERS = ["hosts1-arrays", "hosts2-arrays", "hosts4-arrays", "each-arrays"]
 _RING = ["hosts1-ring", "hosts2-ring"]
 _UNTIL_SEND = ["hosts1-until-send", "hosts2-until-send"]
 _ON_TWO_HOSTS = [
@@ -118,12 +216,40 @@ TARGETS = (
     ),
     _times("null", 8, "hosts1-arrays", "gymnasium-async", 25),
     _times("null", 8, "hosts1-arrays", "pufferlib-1", 1.2),
+    _times("null", 8, "base-arrays", "pufferlib-serial", 1.2),
+    _times("null", 64, "base-arrays", "pufferlib-serial", 3.0),
+    *(_times("null", n, "base-arrays", "gymnasium-sync", 1.0) for n in (1, 8, 64)),
+    _cpu_times("null", 64, "hosts2-arrays", "bare-2", 1.6),
+    _cpu_times("null", 64, "hosts2-dict", "bare-2", 2.5),
+    _limits(8),
+    _limits(64),
+    _infos(64, "hosts2-arrays", 1.2),
+    _infos(64, "as-gymnasium", 1.3),
+    _cpu_above("halfcheetah", 8, "base-arrays", "gymnasium-sync", 0.0),
+    _cpu_above("halfcheetah", 8, "base-arrays", "plain-all", 30.0),
+    _trainer("halfcheetah", 8, "as-gymnasium", 15.0),
+    _workers("halfcheetah", 8, "as-gymnasium", 12.0),
+    _trainer("minigrid", 8, "as-gymnasium", 40.0),
+    _auto("pong", 8),
+    _auto("pong", 16),
+    _auto("halfcheetah", 8),
+    _auto("minigrid", 8),
     _times("null", 64, "hosts2-arrays", "gymnasium-async", 30),
     _times("null", 64, "hosts2-dict", "gymnasium-async", 10),
     _share("cartpole", 64, ["hosts2-arrays"], 68),
     _share("cartpole", 64, ["hosts2-arrays-pipelined"], 85),
     _share("cartpole", 64, ["hosts2-dict-pipelined"], 72),
     _times("cartpole", 64, "hosts2-arrays", "gymnasium-async", 10),
+    *(
+        _times(case, 64, "hosts2-arrays", other, goal)
+        for case, bare in (("cartpole", 0.85), ("cartpole-short", 0.75))
+        for other, goal in (
+            ("bare-2", bare),
+            ("pufferlib-1", 1.0),
+            ("pufferlib-serial", 1.0),
+            ("gymnasium-sync", 1.0),
+        )
+    ),
     _times("null", 64, "as-gymnasium", "gymnasium-async", 20),
     _times("null", 64, "as-gymnasium", "hosts2-arrays", 0.85),
     _times("cartpole", 64, "as-gymnasium", "gymnasium-async", 8),
@@ -139,6 +265,7 @@ TARGETS = (
     _fastest_times("frame", 16, _UNTIL_SEND, "views until the next send", _NOCOPY, 8),
     _fastest_times("frame", 16, _RING, "two-step views", _NOCOPY, 8),
     _fastest_times("frame", 16, _UNTIL_SEND, "views until the next send", "pufferlib-1", 1.0),
+    _fastest_times("frame", 64, _UNTIL_SEND, "views until the next send", "pufferlib-1", 1.0),
     _share("uneven", 16, ["async-1"], 95),
     _share("uneven", 64, ["async-1"], 90),
     Target(
@@ -161,10 +288,41 @@ TARGETS = (
     ),
     Target(
         "all rates",
-        "rows in which a peer is the fastest",
-        0,
+        "rows in which a peer that steps the same envs is the fastest",
+        3,
         COUNT,
         lambda results: float(len(rows_won_by_peers(results))) if results.measurements else None,
         at_most=True,
     ),
 )
+
+
+class _Asked(Results):
+    """Results that have every figure, and note which they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: dict[Item, None] = {}
+
+    def by_round(
+        self, case: str, env_num: int, row: str, figure: str = STEPS_PER_S
+    ) -> dict[int, float]:
+        """Return one of them."""
+        self.items[Item(case, env_num, row)] = None
+        return {1: 1.0}
+
+
+def items() -> list[Item]:
+    """Return what has to be measured for the targets and for the tables beside them."""
+    asked = _Asked()
+    for target in TARGETS:
+        target.reached(asked)
+    again = [
+        Item(key, n, row)
+        for key, case in CASES.items()
+        for n, rows in case.rows.items()
+        for row in rows
+        if ROWS[row].again
+    ]
+    doors = [Item("null", n, row) for n in DOORS_N for row in (*DOORS, BELOW_DOORS)]
+    return list(dict.fromkeys([*asked.items, *again, *doors]))

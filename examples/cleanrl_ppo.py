@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -92,25 +92,37 @@ def make_envs(
     return EnvmgrVectorEnv(fns, autoreset_mode=mode, num_workers=2)
 
 
-class Agent(nn.Module):
-    """An actor and a critic, with two layers each."""
+class Agent(Protocol):
+    """What is trained: a module of PyTorch."""
+
+    def look(self, obs: torch.Tensor) -> tuple[torch.distributions.Distribution, torch.Tensor]:
+        """Return the distribution of actions, and values (k,), for k observations."""
+
+    def parameters(self) -> Any:
+        """Return what is learnt."""
+
+
+class SmallAgent(nn.Module):
+    """An actor and a critic, with two layers each.
+
+    Args:
+        n_inputs: numbers in an observation.
+        n_actions: how many there are.
+    """
 
     def __init__(self, n_inputs: int, n_actions: int) -> None:
         super().__init__()
-        self.critic = _network(n_inputs, 1, 1.0)
-        self.actor = _network(n_inputs, n_actions, 0.01)
+        self.critic = network(n_inputs, 1, 1.0)
+        self.actor = network(n_inputs, n_actions, 0.01)
 
-    def act(
-        self, obs: torch.Tensor, action: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return (k,) actions, their log probabilities, entropies, and values of observations."""
+    def look(self, obs: torch.Tensor) -> tuple[torch.distributions.Distribution, torch.Tensor]:
+        """Return the distribution of actions, and values (k,), for k observations."""
         choice = torch.distributions.Categorical(logits=self.actor(obs))
-        if action is None:
-            action = choice.sample()
-        return action, choice.log_prob(action), choice.entropy(), self.critic(obs).squeeze(-1)
+        return choice, self.critic(obs).squeeze(-1)
 
 
-def _network(n_inputs: int, n_outputs: int, last_std: float) -> nn.Sequential:
+def network(n_inputs: int, n_outputs: int, last_std: float) -> nn.Sequential:
+    """Return two hidden layers and one whose weights are as small as is said."""
     sizes, stds = [n_inputs, 64, 64, n_outputs], [2**0.5, 2**0.5, last_std]
     layers: list[nn.Module] = []
     for k, std in enumerate(stds):
@@ -127,11 +139,18 @@ class Rollout:
     In NEXT_STEP mode the step after an episode's end only resets: `valid` is False there, and it is
     not learnt from. In SAME_STEP mode every step counts, and what follows an end is known from
     `infos["final_obs"]`.
+
+    Args:
+        steps: T.
+        envs: whose observations and actions it takes.
     """
 
-    def __init__(self, steps: int, n: int, n_inputs: int) -> None:
-        self.obs = torch.zeros(steps, n, n_inputs)
-        self.actions = torch.zeros(steps, n, dtype=torch.int64)
+    def __init__(self, steps: int, envs: VectorEnv[Any, Any, Any]) -> None:
+        n = envs.num_envs
+        self.obs, self.actions = (
+            torch.from_numpy(np.zeros((steps, n, *(space.shape or ())), space.dtype))
+            for space in (envs.single_observation_space, envs.single_action_space)
+        )
         self.log_probs, self.values, self.rewards, self.next_values = torch.zeros(4, steps, n)
         self.ended, self.valid = torch.zeros(2, steps, n, dtype=torch.bool)
 
@@ -160,21 +179,23 @@ class Collector:
     @torch.no_grad()
     def fill(self, rollout: Rollout) -> None:
         """Step through a rollout."""
+        choice, value = self._agent.look(self._obs)
         for t in range(len(rollout.obs)):
-            action, log_prob, _, value = self._agent.act(self._obs)
+            action = choice.sample()
+            rollout.obs[t], rollout.actions[t] = self._obs, action
+            rollout.log_probs[t], rollout.values[t] = choice.log_prob(action), value
             obs, reward, terminated, truncated, infos = self._envs.step(action.numpy())
             ended = terminated | truncated
-            last = np.array(obs)
-            if self._resets_at_once and ended.any():
-                last[ended] = np.stack(infos["final_obs"][ended])
-            rollout.obs[t], rollout.actions[t] = self._obs, action
-            rollout.log_probs[t], rollout.values[t] = log_prob, value
             rollout.rewards[t] = torch.as_tensor(reward)
             rollout.ended[t] = torch.as_tensor(ended) | self._resetting
             rollout.valid[t] = ~self._resetting
-            following = self._agent.critic(torch.as_tensor(last)).squeeze(-1)
-            rollout.next_values[t] = following * ~torch.as_tensor(terminated)
             self._obs = torch.as_tensor(obs)
+            choice, value = self._agent.look(self._obs)
+            following = value.clone()
+            if self._resets_at_once and ended.any():
+                last = torch.as_tensor(np.stack(infos["final_obs"][ended]))
+                following[torch.as_tensor(ended)] = self._agent.look(last)[1]
+            rollout.next_values[t] = following * ~torch.as_tensor(terminated)
             if not self._resets_at_once:
                 self._resetting = torch.as_tensor(ended)
             self._note(infos.get("final_info", infos))
@@ -184,16 +205,23 @@ class Collector:
             self.returns += infos["episode"]["r"][infos["_episode"]].tolist()
 
 
-def learn(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout) -> None:
+def learn(
+    agent: Agent,
+    optimizer: torch.optim.Optimizer,
+    rollout: Rollout,
+    epochs: int = EPOCHS,
+    minibatches: int = MINIBATCHES,
+) -> None:
     """Improve the agent by one rollout."""
     advantages = rollout.advantages()
     valid = rollout.valid.flatten()
     columns = (rollout.obs, rollout.actions, rollout.log_probs, advantages)
     obs, actions, log_probs, advantages = (c.flatten(0, 1)[valid] for c in columns)
     targets = advantages + rollout.values.flatten()[valid]
-    for _ in range(EPOCHS):
-        for rows in torch.randperm(len(obs)).chunk(MINIBATCHES):
-            _, log_prob, entropy, value = agent.act(obs[rows], actions[rows])
+    for _ in range(epochs):
+        for rows in torch.randperm(len(obs)).chunk(minibatches):
+            choice, value = agent.look(obs[rows])
+            log_prob, entropy = choice.log_prob(actions[rows]), choice.entropy()
             gain = advantages[rows]
             gain = (gain - gain.mean()) / (gain.std() + 1e-8)
             ratio = (log_prob - log_probs[rows]).exp()
@@ -213,6 +241,9 @@ def train(
     rollout_steps: int = 128,
     seed: int = 1,
     report: Callable[[int, float], None] = lambda steps, mean: None,
+    agent: Callable[[], Agent] | None = None,
+    epochs: int = EPOCHS,
+    minibatches: int = MINIBATCHES,
 ) -> Curve:
     """Train on a vector env, and return the curve.
 
@@ -222,24 +253,31 @@ def train(
         rollout_steps: steps of each env in an iteration.
         seed: of the agent, and of the envs' first resets.
         report: is told of each iteration.
+        agent: builds what is trained; None: a small network for a few discrete actions.
+        epochs: how often a rollout is learnt from.
+        minibatches: parts that it is learnt from in.
     """
     torch.manual_seed(seed)
     n = envs.num_envs
-    n_inputs = int(np.prod(envs.single_observation_space.shape or ()))
-    agent = Agent(n_inputs, envs.single_action_space.n)  # type: ignore[attr-defined]
-    optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5)
-    collector, rollout = Collector(envs, agent, seed), Rollout(rollout_steps, n, n_inputs)
+    trained = agent() if agent is not None else _small_agent_for(envs)
+    optimizer = torch.optim.Adam(trained.parameters(), lr=2.5e-4, eps=1e-5)
+    collector, rollout = Collector(envs, trained, seed), Rollout(rollout_steps, envs)
     steps, returns, began = [], [], time.perf_counter()
     iterations = max(1, total_steps // (n * rollout_steps))
     for iteration in range(iterations):
         optimizer.param_groups[0]["lr"] = 2.5e-4 * (1 - iteration / iterations)
         collector.returns.clear()
         collector.fill(rollout)
-        learn(agent, optimizer, rollout)
+        learn(trained, optimizer, rollout, epochs, minibatches)
         steps.append((iteration + 1) * n * rollout_steps)
         returns.append(float(np.mean(collector.returns)) if collector.returns else float("nan"))
         report(steps[-1], returns[-1])
     return Curve(steps, returns, steps[-1] / (time.perf_counter() - began))
+
+
+def _small_agent_for(envs: VectorEnv[Any, Any, Any]) -> Agent:
+    n_inputs = int(np.prod(envs.single_observation_space.shape or ()))
+    return SmallAgent(n_inputs, envs.single_action_space.n)  # type: ignore[attr-defined]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

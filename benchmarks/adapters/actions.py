@@ -6,21 +6,18 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
+from envs import action_batches
+from spec import Spec
 
 _BATCHES = 512
-_SEED = 7
 
 
-def _batches(env_num: int) -> Any:
-    return np.random.default_rng(_SEED).integers(0, 2, (_BATCHES, env_num), np.int64)
+def array_batches(spec: Spec) -> Iterator[Any]:
+    """Return endless batches of actions as arrays (env_num, ...) of what the env takes."""
+    return itertools.cycle(list(action_batches(spec.env, spec.env_num, _BATCHES)))
 
 
-def array_batches(env_num: int) -> Iterator[Any]:
-    """Return endless batches of actions as arrays (env_num,) of int64."""
-    return itertools.cycle(list(_batches(env_num)))
-
-
-def list_batches(env_num: int) -> Iterator[list[int]]:
-    """Return endless batches of actions as lists of env_num ints."""
-    return itertools.cycle(_batches(env_num).tolist())
+def list_batches(spec: Spec) -> Iterator[list[Any]]:
+    """Return endless batches of actions as lists, with an int or an array for each env."""
+    batches = action_batches(spec.env, spec.env_num, _BATCHES)
+    return itertools.cycle(batches.tolist() if batches.ndim == 2 else [list(b) for b in batches])

@@ -24,28 +24,28 @@ class BareProcesses:
     """Envs in forked processes, stepped in lockstep or each process on its own.
 
     Args:
+        spec: how many envs, and their actions; `options["processes"]` share them, in equal parts;
+            None: one for each env.
         factory: builds an env.
-        env_num: how many.
-        processes: that share them, in equal parts.
         together: wait for all of them each time; else go on with those that are done.
         spins: watch shared memory instead of sleeping; only where each process has a core.
     """
 
     def __init__(
         self,
+        spec: Spec,
         factory: Callable[[], Any],
-        env_num: int,
-        processes: int,
         *,
         together: bool,
         spins: bool,
     ) -> None:
         self._factory = factory
-        self._processes = processes
+        env_num = spec.env_num
+        self._processes = processes = spec.options["processes"] or env_num
         self._share = env_num // processes
         self._together = together
         self._spins = spins
-        self._batches = array_batches(env_num)
+        self._batches = array_batches(spec)
         space = factory().observation_space
         self._actions = _shared((env_num,), np.int64)
         self._obs = _shared((env_num, *space.shape), space.dtype)
@@ -129,11 +129,10 @@ def _shared(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
-    """Return bare processes: `options["processes"]` of them, None: one for each env."""
+    """Return bare processes, as `options` say."""
     return BareProcesses(
+        spec,
         factory,
-        spec.env_num,
-        spec.options["processes"] or spec.env_num,
         together=spec.options.get("together", True),
         spins=spec.options.get("spins", False),
     )

@@ -28,10 +28,10 @@ _KINDS = {
 class DingManager:
     """The loop of DI-engine's collectors: act on what is ready, get timesteps by env_id."""
 
-    def __init__(self, kind: str, factory: Callable[[], Any], env_num: int) -> None:
-        self._fns = [functools.partial(DingEnv, factory)] * env_num
-        self._cls = _KINDS[kind]
-        self._actions = array_batches(env_num)
+    def __init__(self, spec: Spec, factory: Callable[[], Any]) -> None:
+        self._fns = [functools.partial(DingEnv, factory)] * spec.env_num
+        self._cls = _KINDS[spec.options["kind"]]
+        self._actions = array_batches(spec)
 
     def start(self) -> None:
         """Build, launch, and take the first observations."""
@@ -58,9 +58,9 @@ class DingManager:
 class DingManagerV2(DingManager):
     """The loop of DI-engine's pipelines: a list of actions, a list of treetensors."""
 
-    def __init__(self, kind: str, factory: Callable[[], Any], env_num: int) -> None:
-        super().__init__(kind, factory, env_num)
-        self._actions = list_batches(env_num)
+    def __init__(self, spec: Spec, factory: Callable[[], Any]) -> None:
+        super().__init__(spec, factory)
+        self._actions = list_batches(spec)
 
     def step(self) -> int:
         """Act on the observations that are ready."""
@@ -72,6 +72,5 @@ class DingManagerV2(DingManager):
 
 def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
     """Return a runner of the manager `options["kind"]`."""
-    kind = spec.options["kind"]
-    loop = DingManagerV2 if kind.endswith("_v2") else DingManager
-    return loop(kind, factory, spec.env_num)
+    loop = DingManagerV2 if spec.options["kind"].endswith("_v2") else DingManager
+    return loop(spec, factory)

@@ -46,4 +46,4 @@ def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
             overwork=True,
         )
 
-    return PufferVector(build, spec.env_num, array_batches(spec.env_num))
+    return PufferVector(build, spec.env_num, array_batches(spec))

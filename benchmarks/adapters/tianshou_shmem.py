@@ -18,5 +18,5 @@ def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
     share = spec.options.get("wait_share")
     wait_num = None if share is None else max(1, int(share * spec.env_num))
     build = functools.partial(ShmemVectorEnv, [factory] * spec.env_num, wait_num=wait_num)
-    actions = array_batches(spec.env_num)
+    actions = array_batches(spec)
     return TianshouLoop(build, spec.env_num, actions, gathers_some=wait_num is not None)
