@@ -99,7 +99,7 @@ class InfoForm:
         dtype: of a record, with a field for each value.
         names: of these fields.
         types: of the values.
-        number_dtype: of all values, if they are numbers of one type; else None.
+        number_dtypes: of the values, if all are numbers of one size; else None.
         tree: of all values.
         most_present: the presence of all of them.
 
@@ -132,9 +132,10 @@ class InfoForm:
         }
         self.dtype: np.dtype[Any] = np.dtype(described)  # type: ignore[call-overload]
         self.types = tuple(map(_type_of, self.fields))
-        are_alike = len({(field.kind, field.shape) for field in self.fields}) == 1
-        are_numbers = are_alike and self.types[0] in _NUMBERS
-        self.number_dtype = self.fields[0].dtype if are_numbers else None
+        dtypes = [field.dtype for field in self.fields]
+        are_numbers = all(kind in _NUMBERS for kind in self.types)
+        are_alike = len({dtype.itemsize for dtype in dtypes}) == 1
+        self.number_dtypes = dtypes if are_numbers and are_alike else None
         self.most_present = (1 << len(self.fields)) - 1
         # What is to be looked at before it is read: which bytes are bools, and which are texts.
         self._bools = [
@@ -566,12 +567,11 @@ class RecordBatch:
         for presence in set(presences):
             any_present |= presence
         all_present = _all_true((count,)).copy()
-        if form.number_dtype is not None and presences == [form.most_present]:
-            dtype, n = form.number_dtype, len(form.fields)
-            strides = dtype.itemsize, form.nbytes
-            numbers = np.ndarray((n, count), dtype, self._records, form.offsets[0], strides)
-            columns = map(InfoColumn.of, numbers.copy(), _all_true((n, count)).copy(), form.types)
-            return InfoColumns(form.tree.nested(columns), all_present)
+        if form.number_dtypes is not None and len(presences) == 1:
+            columns = self._number_columns(form.number_dtypes)
+            if any_present != form.most_present:
+                columns = [one for k, one in enumerate(columns) if any_present >> k & 1]
+            return InfoColumns(form.tree_of(any_present).nested(iter(columns)), all_present)
         values, found = self._values, list[Any]()
         for k, field in enumerate(form.fields):
             if not any_present >> k & 1:
@@ -593,6 +593,17 @@ class RecordBatch:
                 column = values[form.names[k]].copy()
             found.append(InfoColumn.of(column, present, form.types[k]))
         return InfoColumns(form.tree_of(any_present).nested(iter(found)), all_present)
+
+    def _number_columns(self, dtypes: Sequence[np.dtype[Any]]) -> Iterable[InfoColumn]:
+        """Return the columns of all values, which are numbers of one size: copied in one piece."""
+        form, n, count = self.form, len(dtypes), self._count
+        first = dtypes[0]
+        strides = first.itemsize, form.nbytes
+        numbers = np.ndarray((n, count), first, self._records, form.offsets[0], strides).copy()
+        rows: Iterable[Array] = numbers
+        if any(dtype is not first for dtype in dtypes):
+            rows = [row.view(dtype) for row, dtype in zip(numbers, dtypes, strict=True)]
+        return map(InfoColumn.of, rows, _all_true((n, count)).copy(), form.types)
 
     @property
     def told(self) -> list[int]:
