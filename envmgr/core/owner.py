@@ -255,26 +255,29 @@ class Owner:
 
     def _run(self) -> None:
         try:
-            if not self._take_over():
-                return
-            while not self._ending:
-                if not self._acquire():
-                    break
-                again, seconds = True, 0.0
-                try:
-                    if not self._ending:
-                        again, seconds = self._round()
-                except Exception as error:  # a defect of ours must not vanish with the thread
-                    logger.exception("the owner of an engine failed")
-                    self._engine.supervisor.repair.raise_later(error)
-                    again, seconds = False, LOOK_EVERY_S
-                finally:
-                    self._lock.release()
-                self.slots.tell_all()
-                if not again:
-                    self._sleep(seconds)
+            if self._take_over():
+                self._serve()
         finally:
             self._end()
+
+    def _serve(self) -> None:
+        """Do what is to be done, and sleep in between, until the engine is closed."""
+        while not self._ending:
+            if not self._acquire():
+                break
+            again, seconds = True, 0.0
+            try:
+                if not self._ending:
+                    again, seconds = self._round()
+            except Exception as error:  # a defect of ours must not vanish with the thread
+                logger.exception("the owner of an engine failed")
+                self._engine.supervisor.repair.raise_later(error)
+                again, seconds = False, LOOK_EVERY_S
+            finally:
+                self._lock.release()
+            self.slots.tell_all()
+            if not again:
+                self._sleep(seconds)
 
     def _acquire(self) -> bool:
         if self._lock.acquire(False):
