@@ -7,9 +7,11 @@ too, stay small.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as type checkers know it; `typing` takes 3 ms, also of each command
 if TYPE_CHECKING:
+    from typing import Any
+
     from envmgr.adapters.entries import as_sb3, as_tianshou
     from envmgr.adapters.gymnasium import as_gymnasium
     from envmgr.config_file import load_config

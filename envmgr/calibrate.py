@@ -22,7 +22,7 @@ from envmgr.core.launching import await_all, build_all, reset_all
 from envmgr.core.submit import submit_calls
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.launch import cores_of
-from envmgr.texts import short_time
+from envmgr.texts import counted, short_time
 from envmgr.wire.messages import Op
 from envmgr.worker.profiling import Trial, try_env
 
@@ -136,7 +136,8 @@ class Calibration:
         return (
             f"{text} (a step takes {short_time(trial.step_s)}, of which it waits "
             f"{short_time(trial.step_wait_s)}; a reset {short_time(trial.reset_s)}; measured over "
-            f"{trial.n_steps} steps and {trial.n_episodes} episodes; {woken}; built in "
+            f"{counted(trial.n_steps, 'step')} and {counted(trial.n_episodes, 'episode')}; "
+            f"{woken}; built in "
             f"{short_time(self.construction_s)})"
         )
 

@@ -205,9 +205,11 @@ def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
         with open(name, "rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
+        hint = "Correct the path."
+        if not name.lower().endswith((".yaml", ".yml")):  # the name of an env, likely
+            hint = f"If it is an env, `envmgr init {name}` writes a config for it."
         raise ConfigError(
-            f"the config file {name!r} does not exist (looked in {os.path.abspath(name)}). "
-            "Correct the path."
+            f"the config file {name!r} does not exist (looked in {os.path.abspath(name)}). {hint}"
         ) from None
     except IsADirectoryError:
         raise ConfigError(f"{name!r} is a folder, not a config file. Name a file in it.") from None

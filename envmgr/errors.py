@@ -295,10 +295,14 @@ class FailuresExhaustedError(EnvManagerError, RuntimeError):
     Attributes:
         failure: the first failure counted in the window; also `__cause__`.
         env_id: the env whose failure was one too many.
+        exceeded: which limit was exceeded, in words.
     """
 
-    def __init__(self, message: str, failure: EnvFailure, env_id: int | None = None) -> None:
+    def __init__(
+        self, message: str, failure: EnvFailure, env_id: int | None = None, exceeded: str = ""
+    ) -> None:
         super().__init__(message)
+        self.exceeded = exceeded
         self.failure = failure
         self.env_id = failure.env_id if env_id is None else env_id
         self.__cause__ = failure

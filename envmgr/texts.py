@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 
@@ -31,3 +33,13 @@ def short_time(seconds: float) -> str:
 def counted(n: int, noun: str) -> str:
     """Return `1 episode`, `2 episodes`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def env_ids_text(env_ids: Iterable[int]) -> str:
+    """Return `env 3`, or `envs 0 to 5, 8, 9`."""
+    ids = sorted(env_ids)
+    runs = [[i for _, i in run] for _, run in groupby(enumerate(ids), lambda at: at[1] - at[0])]
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run)
+    return f"env{'' if len(ids) == 1 else 's'} {', '.join(parts)}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -22,13 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; None for those of the process, which then exits with the code.
     """
-    for name in ("stdout", "stderr"):  # None where the shell has closed them (`>&-`)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for good
-    try:
+    try:  # what takes time is imported in here: an interrupt on the way is no traceback
+        for name in ("stdout", "stderr"):  # None where the shell has closed them (`>&-`)
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for good
         return _run(argv)
     except KeyboardInterrupt:
         if argv is None:
+            import signal
+
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one is harmless
         with contextlib.suppress(OSError):
             print("\nenvmgr: interrupted", file=sys.stderr)
@@ -42,7 +43,7 @@ def _run(argv: Sequence[str] | None) -> int:
     import click
 
     from envmgr.cli.commands import envmgr
-    from envmgr.cli.texts import paragraph
+    from envmgr.cli.texts import error_text
     from envmgr.errors import (
         ConfigError,
         EnvManagerError,
@@ -64,6 +65,6 @@ def _run(argv: Sequence[str] | None) -> int:
         return BAD_INPUT
     except EnvManagerError as error:
         lists_keys = isinstance(error, UnknownKeyError)  # in lines
-        click.echo(f"envmgr: error: {error if lists_keys else paragraph(error)}", err=True)
+        click.echo(f"envmgr: error: {error if lists_keys else error_text(error)}", err=True)
         is_bad = isinstance(error, (ConfigError, MissingDependencyError, UnreadableRunError))
         return BAD_INPUT if is_bad else FAILED

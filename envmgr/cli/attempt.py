@@ -15,7 +15,7 @@ from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, env_name, goal_of
 from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress
 from envmgr.cli.summary import Ending
-from envmgr.cli.texts import paragraph, wide_console
+from envmgr.cli.texts import error_text, wide_console
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector, Policy, make_policy, policy_seed
 from envmgr.config import to_plain
@@ -192,6 +192,6 @@ class Attempt(ABC):
     def _failure_text(self, error: Exception) -> str:
         """Return what went wrong; print the traceback unless an env or the config is to blame."""
         if isinstance(error, EnvManagerError):
-            return paragraph(error)
+            return error_text(error)
         traceback.print_exception(error)  # of the policy's code, or a defect of ours
         return f"{type(error).__name__}: {error}"

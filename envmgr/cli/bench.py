@@ -12,7 +12,7 @@ from envmgr.cli.exits import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.texts import listed, load_text, table, wide_console
+from envmgr.cli.texts import listed, load_text, print_table, wide_console
 from envmgr.cli.versions import versions
 from envmgr.config import to_plain
 from envmgr.config_file import resolve_config
@@ -101,6 +101,6 @@ def _print(found: list[Measured[str]], errors: dict[str, str], missing: list[str
         else:
             ratio = f"{one.ratio:.2f} x"
             rows.append((one.setting, f"{one.rate:,.0f}", ratio, f"{one.spread:.0%}", ""))
-    wide_console().print(table(("", "steps/s", "beside envmgr", "spread", ""), rows))
+    print_table(wide_console(), ("", "steps/s", "beside envmgr", "spread", ""), rows)
     if missing:
         click.echo(f"not installed: {', '.join(missing)}")

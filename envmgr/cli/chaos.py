@@ -16,7 +16,7 @@ from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, manager_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.summary import Ending
-from envmgr.cli.texts import failures_text, seconds, table
+from envmgr.cli.texts import failures_text, print_table, seconds
 from envmgr.collect import Collector, policy_seed
 from envmgr.config.origins import Source
 from envmgr.config_file import ResolvedConfig
@@ -251,8 +251,8 @@ class _ChaosRun(Attempt):
         ]
         if report.unchecked:
             rows.append(("without checksum", f"{report.unchecked:,} (no space of fixed layout)"))
-        console.print(table((), rows))
-        console.print(table(_HEADER, _injury_rows(saboteur.summary())))
+        print_table(console, (), rows)
+        print_table(console, _HEADER, _injury_rows(saboteur.summary()))
         if not saboteur.injuries:
             console.print("no worker was hurt: the run was too short for this rate", markup=False)
 

@@ -402,8 +402,10 @@ def trace(file: str) -> None:
     """
     from envmgr.observing.timeline import read_trace, totals_of
 
-    for name, (count, total_s) in totals_of(read_trace(file)).items():
-        click.echo(f"{name:<30} {count:>10,} {total_s:>12,.3f} s")
+    click.echo(f"{'category':<10} {'event':<22} {'how often':>10} {'in all':>14}")
+    for key, (count, total_s) in totals_of(read_trace(file)).items():
+        category, _, name = key.partition(" ")
+        click.echo(f"{category:<10} {name:<22} {count:>10,} {total_s:>12,.3f} s")
 
 
 @envmgr.command(short_help="Write the report of a run, or compare several.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from envmgr.cli.texts import table, wide_console
+from envmgr.cli.texts import print_table, wide_console
 from envmgr.config.origins import Origin
 from envmgr.config_file import to_yaml
 from envmgr.registry import ENV_MANAGER_REGISTRY
@@ -25,7 +25,7 @@ def print_managers() -> None:
         name = getattr(build, "__name__", repr(build))
         about = (inspect.getdoc(build) or "").partition("\n")[0]
         rows.append((key, name, ENV_MANAGER_REGISTRY.source(key), about))
-    wide_console().print(table(("key", "class", "source", "what it does"), rows))
+    print_table(wide_console(), ("key", "class", "source", "what it does"), rows)
     for problem in ENV_MANAGER_REGISTRY.problems().values():
         click.echo(f"envmgr: warning: {problem}", err=True)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from envmgr.cli.texts import states_text, wide_console
 from envmgr.errors import EnvFailure, FailuresExhaustedError
-from envmgr.texts import number
+from envmgr.texts import counted, number
 from envmgr.types import monotonic
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ class Progress(ABC):
         statistics = collector.statistics
         states = Counter(state.name for state in collector.manager.env_states.values())
         return [
-            f"{statistics.steps:,} steps",
+            counted(statistics.steps, "step"),
             f"{self._rate(now):,.0f} steps/s",
-            f"{statistics.episodes:,} episodes",
+            counted(statistics.episodes, "episode"),
             f"mean return {number(statistics.recent_mean_return)}",
             states_text(states),
-            f"{collector.manager.stats().get('failures', 0)} failures",
+            counted(collector.manager.stats().get("failures", 0), "failure"),
             *(self._extra() if self._extra is not None else ()),
         ]
 

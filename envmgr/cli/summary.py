@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.texts import failures_text, states_text, table
+from envmgr.cli.texts import failures_text, print_table, states_text
 from envmgr.collect import Collector, CollectStatistics
 from envmgr.config import to_plain
 from envmgr.manager import EnvManager
@@ -82,9 +82,11 @@ def print_summary(
     if "calibration" in stats:
         rows.append(("workers", f"{stats['num_workers']} (auto: {stats['calibration']['reason']})"))
     rows.append(("failures", failures_text(stats)))
+    if stats.get("recycled"):
+        rows.append(("recycled", f"{counted(stats['recycled'], 'worker')} that reached a limit"))
     rows.append(("results", where or "not written"))
     console.print(f"{title}: {summary['ending']}", style="bold", markup=False, highlight=False)
-    console.print(table((), rows))
+    print_table(console, (), rows)
 
 
 def _spread(figures: Mapping[str, Any]) -> str:

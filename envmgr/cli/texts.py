@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from envmgr.errors import EnvFailure, EnvRaised, FailuresExhaustedError, LaunchError
+from envmgr.errors import EnvCrash, EnvFailure, EnvRaised, FailuresExhaustedError, LaunchError
+from envmgr.texts import counted, env_ids_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,23 +20,66 @@ _UNBOUNDED = 10_000
 
 def paragraph(error: BaseException) -> str:
     """Return what an error says as one paragraph, without the tracebacks of envs."""
+    return " ".join(_without_stacks(error).split()) or type(error).__name__
+
+
+def _without_stacks(error: BaseException) -> str:
     text = str(error)
-    for raised in raised_by_envs(error):
-        text = text.replace(raised.remote_traceback.rstrip(), "")
-    text = text.replace("Traceback in its host:", "")
-    return " ".join(text.split()) or type(error).__name__
+    for failure in _failures_in(error):
+        for name in ("remote_traceback", "stderr_tail", "stacks"):
+            if stack := getattr(failure, name, "").rstrip():
+                text = text.replace(stack, "")
+    for title in ("Traceback in its host:", "The end of its stderr:", "Where it was:"):
+        text = text.replace(title, "")
+    return text
+
+
+def error_text(error: BaseException) -> str:
+    """Return what an error says to who gave a command: lines of their own for several envs.
+
+    What only code can do about it is left out; of the stacks of a crash, the innermost frames are
+    there.
+    """
+    if isinstance(error, FailuresExhaustedError) and error.exceeded:
+        return (
+            f"{error.exceeded}. To go on in spite of it, raise that limit, or give "
+            f"--set manager.on_exhausted=drop. The first failure:\n"
+            f"  {paragraph(error.failure)}{_crash_text(error.failure)}"
+        )
+    if isinstance(error, LaunchError) and error.failures:
+        text = _without_stacks(error).replace(", in the `failures` of this error", "")
+        crashes = {_crash_text(failure) for failure in error.failures.values()} - {""}
+        causes = "\n  - ".join(" ".join(line.split()) for line in text.split("\n- "))
+        return causes + (min(crashes) if len(crashes) == 1 else "")
+    return paragraph(error) + _crash_text(error)
+
+
+def _crash_text(error: BaseException) -> str:
+    """Return the end of what a crashed process wrote, as lines; empty if there is nothing."""
+    if not isinstance(error, EnvCrash):
+        return ""
+    lines = [line.rstrip()[:_CRASH_LINE] for line in error.stderr_tail.splitlines()]
+    lines = [line for line in lines if line]
+    left = len(lines) - _CRASH_LINES
+    more = [f"... {left} more lines"] if left > 0 else []
+    return "".join(f"\n    {line}" for line in [*lines[:_CRASH_LINES], *more])
+
+
+_CRASH_LINES, _CRASH_LINE = 6, 120
+"""So much of the stacks of a crash is shown: lines, and characters of each."""
+
+
+def _failures_in(error: BaseException) -> list[EnvFailure]:
+    if isinstance(error, EnvFailure):
+        return [error]
+    if isinstance(error, LaunchError):
+        return list(error.failures.values())
+    return [error.failure] if isinstance(error, FailuresExhaustedError) else []
 
 
 def raised_by_envs(error: BaseException) -> list[EnvRaised]:
     """Return the failures in an error that have a traceback of the env's own code."""
-    failures: list[EnvFailure] = []
-    if isinstance(error, EnvFailure):
-        failures = [error]
-    elif isinstance(error, LaunchError):
-        failures = list(error.failures.values())
-    elif isinstance(error, FailuresExhaustedError):
-        failures = [error.failure]
-    return [f for f in failures if isinstance(f, EnvRaised) and f.remote_traceback]
+    return [f for f in _failures_in(error) if isinstance(f, EnvRaised) and f.remote_traceback]
 
 
 def wide_console() -> Console:
@@ -65,16 +109,21 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return made
 
 
+def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, without the blanks that pad its lines to the widest one."""
+    with console.capture() as captured:
+        console.print(table(header, rows))
+    lines = captured.get().splitlines()
+    console.file.write("".join(f"{line.rstrip()}\n" for line in lines))
+
+
 def failures_text(stats: Mapping[str, Any]) -> str:
     """Return `3 failures: EnvCrash x3 (envs 1, 4, 5)` from the stats of a manager."""
     total = stats.get("failures", 0)
     if not total:
         return "0"
     kinds = ", ".join(f"{kind} x{n}" for kind, n in sorted(stats["failures_by_kind"].items()))
-    env_ids = sorted(stats["failures_by_env"])
-    named = "env" if len(env_ids) == 1 else "envs"
-    noun = "failure" if total == 1 else "failures"
-    return f"{total} {noun}: {kinds} ({named} {', '.join(map(str, env_ids))})"
+    return f"{counted(total, 'failure')}: {kinds} ({env_ids_text(stats['failures_by_env'])})"
 
 
 def states_text(states: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ from envmgr.cli.exits import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.texts import listed, load_text, table, wide_console
+from envmgr.cli.texts import listed, load_text, print_table, wide_console
 from envmgr.cli.texts import seconds as as_time
 from envmgr.cli.versions import versions
 from envmgr.collect import make_policy, policy_seed
@@ -174,7 +174,7 @@ def _print(tuned: Tuned) -> None:
     rows = [row for row in tuned.rows if row.measured is not None or row.error]
     console = wide_console()
     header = ("setting", "expected", "measured", "beside now", "spread", "model")
-    console.print(table(header, [_cells(row, tuned) for row in rows]))
+    print_table(console, header, [_cells(row, tuned) for row in rows])
     others = [row for row in tuned.rows if row not in rows][:_SHOWN_UNMEASURED]
     if others:
         named = "; ".join(f"{row.setting} ({_rate(row.expected)})" for row in others)

@@ -253,7 +253,7 @@ def section(kind: type[_S]) -> Check:
             raise Refused
         return kind.from_mapping(value)
 
-    return Check("a mapping of its own keys", convert)
+    return Check("a mapping of its own keys ({} for their defaults)", convert)
 
 
 @dataclass(frozen=True, slots=True)

@@ -700,7 +700,7 @@ class Repair:
         self._restorations.failed(env, is_lost=situation.lost is not Lost.NOTHING)
         if self._spares is not None:
             self._spares.failed(env)
-        if not self.quiet:
+        if not self.quiet and answer.raises is not Raises.LAUNCH_ERROR:  # that says it
             logger.warning("%s", failure)
         self._tell_user(env, failure, gets, env_info)
         exceeded = None
@@ -959,6 +959,7 @@ class Repair:
             f"have it repaired once more. First failure: {cause}",
             cause,
             env.env_id,
+            exceeded,
         )
         logger.error("%s", error)
         self.raise_later(error)

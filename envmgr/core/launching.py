@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from envmgr.core.supervisor import Supervisor
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.seeding import Seeds
+from envmgr.texts import env_ids_text
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import Op
 
@@ -182,10 +184,10 @@ def await_all(
 
 def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:
     first = failures[min(failures)]
-    texts = "\n".join(f"- {failure}" for _, failure in sorted(failures.items())[:3])
-    more = f"\n- and {len(failures) - 3} more, in the `failures` of this error" * (
-        len(failures) > 3
-    )
+    causes = _by_cause(failures)
+    texts = "\n".join(f"- {text}" for text in list(causes.values())[:_MOST_CAUSES])
+    left = sum(map(len, list(causes)[_MOST_CAUSES:]))
+    more = f"\n- and {left} more, in the `failures` of this error" * (left > 0)
     error = LaunchError(
         f"{len(failures)} of {env_num} envs could not be launched; everything is closed again:\n"
         f"{texts}{more}",
@@ -193,3 +195,18 @@ def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:
     )
     error.__cause__ = first
     return error
+
+
+_MOST_CAUSES = 3
+"""So many are told in full."""
+
+
+def _by_cause(failures: Mapping[int, EnvFailure]) -> dict[tuple[int, ...], str]:
+    """Return what failures say, by the envs that failed in the same way: each is said once."""
+    ids_of: dict[tuple[type, str], list[int]] = {}
+    for env_id, failure in sorted(failures.items()):
+        cause = re.sub(rf"\benv {env_id}\b", "\0", str(failure), count=1)  # its own name
+        ids_of.setdefault((type(failure), cause), []).append(env_id)
+    return {
+        tuple(ids): cause.replace("\0", env_ids_text(ids)) for (_, cause), ids in ids_of.items()
+    }

@@ -9,6 +9,7 @@ from typing import Any
 
 from envmgr.lifecycle import EnvState
 from envmgr.proc import resident_bytes
+from envmgr.texts import counted
 from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.board import COUNTERS, Activity, Board, text_in
 
@@ -93,9 +94,9 @@ def _text_of(figures: dict[str, Any]) -> str:
         doing = f"in {figures['call']}"
     lines = [
         f"process {figures['pid']}: {figures['command']}",
-        f"{figures['manager']} manager of {figures['env_num']} envs, as it was "
-        f"{seconds_text(figures['age_s'])} ago: {figures['timesteps']:,} timesteps, "
-        f"{figures['episodes']:,} episodes, {figures['failures']:,} failures",
+        f"{figures['manager']} manager of {counted(figures['env_num'], 'env')}, as it was "
+        f"{seconds_text(figures['age_s'])} ago: {counted(figures['timesteps'], 'timestep')}, "
+        f"{counted(figures['episodes'], 'episode')}, {counted(figures['failures'], 'failure')}",
         f"the trainer is {doing}, for {seconds_text(figures['call_s'])}; its main thread:",
         figures["trainer"],
         "",

@@ -122,7 +122,7 @@ def _failures(notes: Notes) -> Iterator[dict[str, Any]]:
             yield {
                 "ph": "i",
                 "s": "t",
-                "name": "failure",
+                "name": "failed",
                 "cat": "failure",
                 "pid": ENVS,
                 "tid": env_id,

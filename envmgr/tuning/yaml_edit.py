@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,12 @@ def _inserted(text: str, line: int, indent: int, path: _Path, value: Any, note: 
     lines = text.split("\n")
     new = [f"{' ' * (indent + 2 * k)}{part}:" for k, part in enumerate(path)]
     new[-1] += f" {_scalar(value)}" + (f"  # {note}" if note else "")
+    is_key = re.compile(rf" {{{indent}}}# ?{re.escape(path[0])}:( |$)").match
+    for at in range(line + 1, len(lines)):
+        if lines[at].strip() and not lines[at].startswith(f"{' ' * indent}#"):
+            break  # the comments behind the last key end here
+        if is_key(lines[at]):  # where it stood commented out
+            return "\n".join([*lines[:at], *new, *lines[at + 1 :]])
     return "\n".join([*lines[: line + 1], *new, *lines[line + 1 :]])
 
 

@@ -255,10 +255,12 @@ class TestFailures:
         summary = summary_in(tmp_path / "out")
         assert summary["ending"] == "failed"
         assert summary["steps"] == sum(e["length"] for e in episodes_in(tmp_path / "out")) > 0
-        last = result.err.strip().splitlines()
-        assert last[-2].startswith("envmgr: error: env 0 failed 3 times within 60 s")
-        assert "Traceback" not in last[-2]
-        assert last[-1].endswith("timesteps had been collected and are kept in out")
+        limit, first, kept = result.err.strip().splitlines()[-3:]
+        assert limit.startswith("envmgr: error: env 0 failed 3 times within 60 s")
+        assert "--set manager.on_exhausted=drop" in limit
+        assert "reset(" not in limit  # nobody can call that here
+        assert first.startswith("  env 0 (generation 0) raised RuntimeError in its step: lost")
+        assert kept.endswith("timesteps had been collected and are kept in out")
 
     def test_that_leave_no_env_end_it(self, envmgr: Run, tmp_path: Path) -> None:
         every = ("--set", "env.kwargs.every=1", "--set", "manager.on_exhausted=drop")
@@ -271,11 +273,23 @@ class TestFailures:
         fault = ("--set", "env.kwargs.fault=build")
         result = envmgr("run", "c.yaml", *FAULTY, *fault, "--output", "out")
         assert result.code == 1
-        error, kept = result.err.strip().splitlines()
+        error, cause, kept = result.err.strip().splitlines()
         assert error.startswith("envmgr: error: 3 of 3 envs could not be launched")
-        assert "ValueError in its construction: no licence for this simulator" in error
+        assert cause.startswith("  - envs 0, 1, 2 (generation 0) raised ValueError in its constr")
+        assert ": no licence for this simulator" in cause
         assert kept == "envmgr: the run failed; nothing had been collected; see out"
         assert "Traceback" in summary_in(tmp_path / "out")["stats"]["latest_failures"][0]
+
+    def test_of_a_config_that_is_the_name_of_an_env(self, envmgr: Run) -> None:
+        result = envmgr("run", "CartPole-v1")
+        assert result.code == 2
+        assert "`envmgr init CartPole-v1` writes a config" in result.err
+        assert "init" not in envmgr("run", "absent.yaml").err
+
+    def test_of_a_section_that_is_switched_on(self, envmgr: Run) -> None:
+        result = envmgr("run", "c.yaml", "--set", "manager.metrics=true")
+        assert result.code == 2
+        assert "({} for their defaults)" in result.err
 
     def test_with_tracebacks(self, envmgr: Run) -> None:
         fault = ("--set", "env.kwargs.fault=build", "--no-output", "--traceback")

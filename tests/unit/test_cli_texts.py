@@ -13,11 +13,11 @@ from rich.console import Console
 from envmgr.cli.listing import annotated_yaml
 from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
 from envmgr.cli.summary import Ending, print_summary, summary_of
-from envmgr.cli.texts import failures_text, paragraph, raised_by_envs
+from envmgr.cli.texts import error_text, failures_text, paragraph, print_table, raised_by_envs
 from envmgr.collect import Collector
 from envmgr.config_file import load_config, resolve_config
 from envmgr.errors import EnvCrash, EnvRaised, FailuresExhaustedError, LaunchError
-from envmgr.texts import counted, number
+from envmgr.texts import counted, env_ids_text, number
 from tests.unit.collect_fakes import FakeManager, answer_zero
 
 
@@ -47,6 +47,9 @@ class TestParagraph:
         assert paragraph(exhausted) == "env 0 failed 4 times. First: env 0 raised ValueError: boom"
         assert paragraph(raised(1)) == "env 1 raised ValueError: boom"
 
+    def test_of_a_crash_has_no_stacks(self) -> None:
+        assert paragraph(crashed(2, 300)) == "the host of env 2 died: killed by SIGSEGV"
+
     def test_of_an_error_without_text(self) -> None:
         assert paragraph(ValueError()) == "ValueError"
 
@@ -57,7 +60,50 @@ class TestParagraph:
         assert raised_by_envs(LaunchError("", {0: failure, 1: crash})) == [failure]
 
 
+class TestErrorText:
+    """What is said to who gave a command."""
+
+    def test_has_a_line_for_each_cause_of_a_launch(self) -> None:
+        failures: dict[int, Any] = {0: raised(0), 2: crashed(2, 40)}
+        causes = "\n".join(f"- {f}" for f in failures.values())
+        error = LaunchError(f"2 of 3 - all told - could not:\n{causes}", failures)
+        head, *lines = error_text(error).splitlines()
+        assert head == "2 of 3 - all told - could not:"
+        assert lines[:2] == [
+            "  - env 0 raised ValueError: boom",
+            "  - the host of env 2 died: killed by SIGSEGV",
+        ]
+        assert lines[2:] == [*(f"    frame {i}" for i in range(6)), "    ... 34 more lines"]
+
+    def test_of_a_spent_budget_names_what_a_command_can_do(self) -> None:
+        text = "too many. Call reset({0: None})"
+        error = FailuresExhaustedError(text, crashed(0, 1), exceeded="env 0 failed 4 times")
+        said = error_text(error)
+        assert said.startswith("env 0 failed 4 times. To go on")
+        assert said.endswith("  the host of env 0 died: killed by SIGSEGV\n    frame 0")
+        assert "reset(" not in said
+
+    def test_of_long_lines(self) -> None:
+        crash = EnvCrash("it died", env_id=0, during="step", stderr_tail="x" * 3500)
+        assert max(map(len, error_text(crash).splitlines())) < 130
+
+
+def crashed(env_id: int, n_frames: int) -> EnvCrash:
+    tail = "".join(f"frame {i}\n\n" for i in range(n_frames))
+    text = f"the host of env {env_id} died: killed by SIGSEGV\n\nThe end of its stderr:\n{tail}"
+    return EnvCrash(text, env_id=env_id, during="step", stderr_tail=tail)
+
+
 class TestFigures:
+    def test_lines_of_a_table_are_as_long_as_what_is_in_them(self) -> None:
+        shown = io.StringIO()
+        print_table(Console(file=shown, width=200), (), [("a", "x" * 90), ("b", "1")])
+        assert max(map(len, shown.getvalue().splitlines()[2:])) < 10
+
+    def test_env_ids(self) -> None:
+        assert env_ids_text([3]) == "env 3"
+        assert env_ids_text([9, 8, 0, 1, 2, 3]) == "envs 0 to 3, 8, 9"
+
     def test_failures(self) -> None:
         stats = {"failures": 3, "failures_by_kind": {"EnvCrash": 3}}
         by_env = {5: 1, 1: 1, 4: 1}

@@ -154,6 +154,19 @@ def test_a_long_list_of_failures_is_shown_in_part() -> None:
     assert "and 3 more, in the `failures` of this error" in str(error)
 
 
+def test_what_all_envs_fail_with_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    faults = {(i, Op.HELLO): ("no licence", ALWAYS) for i in range(64)}
+    faults[7, Op.HELLO] = ("another reason", ALWAYS)
+    error = launch_error(Rig(64, answer=Faulty(faults)))
+    assert list(error.failures) == list(range(64))
+    failure_text = str(error.failures[0])
+    assert str(error).count("no licence") == failure_text.count("no licence")
+    assert "- envs 0 to 6, 8 to 63 (generation 0) raised" in str(error)
+    assert f"- {error.failures[7]}" in str(error)
+    assert len(str(error)) < len(failure_text) + 400
+    assert not [record for record in caplog.records if "no licence" in record.getMessage()]
+
+
 def test_a_failure_waits_a_little_for_the_others() -> None:
     faults = {(0, Op.HELLO): ("at once", ALWAYS), (1, Op.RESET): ("later", ALWAYS)}
     rig = Rig(3, answer=Faulty(faults))

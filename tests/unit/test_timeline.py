@@ -82,7 +82,7 @@ def test_everything_that_was_noted_has_its_place(tmp_path: Path) -> None:
             assert event["ts"] > 0.0
     assert of(found, "batch") == [(HOSTS, 0, 10.0625, 0.4375)]
     assert of(found, "reset") == [(ENVS, 0, 13.1, 0.1)]
-    assert of(found, "failure") == [(ENVS, 1, 12.5, 0.0)]
+    assert of(found, "failed") == [(ENVS, 1, 12.5, 0.0)]
     assert of(found, "repair") == [(ENVS, 1, 12.5, 1.0)]
     assert of(found, "close") == [(TRAINER, 0, 14.0, 0.5)]
     assert len(of(found, "step")) == 5
@@ -111,7 +111,9 @@ def test_what_is_no_whole_timeline_is_refused(
     n = len(trace_of(NOTES)["traceEvents"])
     path.write_text(text)
     assert main(["trace", str(path)]) == 0
-    assert "env reset" in capsys.readouterr().out
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["category", "event", "how", "often", "in", "all"]
+    assert ["env", "reset", "1", "0.100", "s"] in [line.split() for line in lines]
     path.write_text(text[: text.index(',"displayTimeUnit"') - 3])
     with pytest.raises(UnreadableRunError, match=f"{n - 1} events can be read"):
         read_trace(str(path))

@@ -336,6 +336,17 @@ collect:
 """
 
 
+def test_a_key_that_is_there_as_a_comment_is_put_in_its_place() -> None:
+    text = (
+        "manager:\n  env_num: 8\n  # spare_env_num: 0   # to hide slow resets\n"
+        "  # on_failure: recover\n\ncollect:\n  # spare_env_num: 1\n  steps: 5\n"
+    )
+    found = edited(text, {("manager", "spare_env_num"): 2}, {("manager", "spare_env_num"): "tuned"})
+    assert found == text.replace(
+        "  # spare_env_num: 0   # to hide slow resets", "  spare_env_num: 2  # tuned"
+    )
+
+
 def test_comments_stay_where_they_are() -> None:
     changes = {("manager", "type"): "async_subprocess", ("manager", "num_workers"): 2}
     found = edited(TEXT, changes, {("manager", "num_workers"): "tuned"})

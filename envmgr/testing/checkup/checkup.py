@@ -12,6 +12,7 @@ from envmgr.testing.checkup import leaks, probes, verdicts
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.interrupting import interrupt
 from envmgr.testing.checkup.laboratory import Laboratory, ProbeResult
+from envmgr.texts import counted
 
 PACE_S = 1.0
 REBUILT = 6
@@ -100,7 +101,7 @@ class _Check:
             "determinism": self._determinism,
             "reset options": self._reset_options,
             "times": self._times,
-            f"{options.episodes:,} episodes": self._endurance,
+            counted(options.episodes, "episode"): self._endurance,
             "closing": self._closing,
             "render": self._rendering,
             "Ctrl-C": self._interrupt,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.probes import Endured
 from envmgr.testing.checkup.processes import Holdings
+from envmgr.texts import counted
 
 _NOTICED = {"rss_bytes": 2e6, "fds": 3, "threads": 3, "children": 3}
 """How much must have come to stay, over the time looked at, to be called a leak."""
@@ -20,6 +21,7 @@ _WHAT = {
     "threads": "threads",
     "children": "child processes",
 }
+_GROWS = {"rss_bytes": "grows", "fds": "grow", "threads": "grow", "children": "grow"}
 _FEWEST_SAMPLES = 9
 
 
@@ -37,16 +39,16 @@ def of_endurance(found: Endured, asked: int) -> list[Finding]:
             Finding(
                 "leaks",
                 Level.PROBLEM if name != "rss_bytes" else Level.WARNING,
-                f"with every episode {_WHAT[name]} grow by {_rate(name, rate)}",
+                f"with every episode {_WHAT[name]} {_GROWS[name]} by {_rate(name, rate)}",
                 _LEAK_ADVICE[name],
                 figures={"name": name, "per_episode": rate},
             )
         )
-    about = f"{episodes:,} episodes, {found.n_steps:,} steps"
+    about = f"{counted(episodes, 'episode')}, {counted(found.n_steps, 'step')}"
     if episodes < asked:
         about += f" (of {asked:,} asked for; the time was over)"
     if found.cut:
-        about += f"; {found.cut:,} episodes were cut short"
+        about += f"; {counted(found.cut, 'episode')} cut short"
     if len(found.samples) < _FEWEST_SAMPLES:
         text = f"{about}: too few to tell a leak"
         return [*findings, Finding("leaks", Level.NOTE, text, "Give more --seconds.")]
@@ -113,4 +115,6 @@ def _rate(name: str, rate: float) -> str:
         return f"{rate:.3g}"
     if not rate > 0 or math.isinf(rate):
         return f"{rate:.3g} bytes"
-    return f"{rate / 1e3:,.3g} kB (1 GB after {1e9 / rate:,.0f} episodes)"
+    unit, scale = ("MB", 1e6) if rate >= 1e6 else ("kB", 1e3)
+    after = counted(max(1, round(1e9 / rate)), "episode")
+    return f"{float(f'{rate / scale:.3g}'):g} {unit} (1 GB after {after})"
