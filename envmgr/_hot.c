@@ -1181,9 +1181,9 @@ static PyObject *rows_is_posted(OrdinaryRows *self, PyObject *ignored) {
 
 PyDoc_STRVAR(said_doc,
              "said()\n--\n\n"
-             "Return what all replies say, if they have come and are ordinary: the flags, where none "
-             "ends an episode, and all have infos or none has; else (place, flags of the others, {position: flags} of ends). None if "
-             "Python has to look at them.");
+             "Return what all replies say, if they have come and are ordinary, and all have infos or none "
+             "has: the flags, where none ends an episode; else (place, flags of the others, {position: "
+             "flags} of ends). None if Python has to look at them.");
 
 static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
     if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count))
@@ -1198,8 +1198,9 @@ static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
         uint16_t flags = __atomic_load_n(&self->flags[k], __ATOMIC_RELAXED);
         if (flags == (place | told))
             continue;
-        if (!self->takes_ends || (told & self->has_info) || (flags & self->place_bits) != place ||
-            (flags & self->end_bits) != self->plain_end ||
+        if (!self->takes_ends || (flags & self->place_bits) != place ||
+            (flags & self->has_info) != (told & self->has_info) ||
+            (flags & self->end_bits & ~self->has_info) != self->plain_end ||
             (self->resets != NULL &&
              __atomic_load_n(&self->resets[k], __ATOMIC_ACQUIRE) != self->tokens[k])) {
             Py_XDECREF(ends);

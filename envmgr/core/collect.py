@@ -403,12 +403,14 @@ class Collector:
                 return Collected(*args, in_c=in_c)
         elif said is not None:
             place, usual, ends = said
-            if texts is not None and self._misreads(texts, selection, place):
-                return None
-            remarks = Remarks(usual, selection.count, ends)
-            return Collected(
-                selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
-            )
+            infos = self._infos_of_all(selection) if usual & HAS_INFO else None
+            if infos is not None or not usual & HAS_INFO:
+                if texts is not None and self._misreads(texts, selection, place):
+                    return None
+                remarks = Remarks(usual, selection.count, ends, infos=infos)
+                return Collected(
+                    selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
+                )
         ids, kept = selection.ids, _EMPTY
         if undelivered:
             kept = {i: undelivered[i] for i in ids if i in undelivered}
@@ -438,10 +440,13 @@ class Collector:
         if not flags & HAS_INFO:
             remarks = selection.ordinary[flags] = Remarks(flags, selection.count)
             return remarks
+        infos = self._infos_of_all(selection)
+        return None if infos is None else Remarks(flags, selection.count, infos=infos)
+
+    def _infos_of_all(self, selection: Selection) -> RecordBatch | HandedBatch | None:
+        """Return the infos of envs that all have one; None if they cannot be read together."""
         infos = None if self._replies is None else self._replies.infos(selection)
-        if infos is None or infos.odd:
-            return None
-        return Remarks(flags, selection.count, infos=infos)
+        return None if infos is None or infos.odd else infos
 
     def _misreads(self, texts: Arena | Arenas, selection: Selection, places: Any) -> bool:
         """Read the texts of observations; whether one makes no sense, whose env is `left` then."""

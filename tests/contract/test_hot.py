@@ -143,3 +143,66 @@ def test_without_it_the_same_test_finds_python(monkeypatch: pytest.MonkeyPatch) 
     with create_env_manager(config, env_fn=[FiveEnv] * N) as manager:
         (obs, *_) = _step(manager, "dict", dict.fromkeys(range(N), 1))
     assert obs[0] == CALLED_BY_PYTHON
+
+
+class EndingEnv(FiveEnv):
+    """Ends each third step; its infos say which step that is, those of its resets which episode."""
+
+    def __init__(self) -> None:
+        self.episode, self.at = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        self.episode, self.at = self.episode + 1, 0
+        return np.zeros(2, np.float32), {"episode": self.episode}
+
+    def step(self, action: Any) -> Any:
+        """Count."""
+        self.at += 1
+        info = {"at": self.at, "x": 0.5 * self.at, "y": np.float64(action)}
+        return caller(), 1.0, self.at == 3, False, info
+
+
+@pytest.mark.parametrize("form", ["dict", "arrays"])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("kind", ["subprocess", "base"])
+def test_ends_among_infos_are_found_in_c(
+    kind: str, inplace: bool, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = Counter[str]()
+    mixed = Collector._mixed
+
+    def looked(*args: Any) -> Any:
+        looked_at["in Python"] += 1
+        return mixed(*args)
+
+    config: dict[str, Any] = {"type": kind, "reset_inplace": inplace}
+    if kind == "subprocess":
+        config |= {"context": "fork", "num_workers": 2}
+    with create_env_manager(config, env_fn=[EndingEnv] * N) as manager:
+        for number in range(60):
+            if number == 40:  # the forms of infos are known by then
+                monkeypatch.setattr(Collector, "_mixed", looked)
+            at = number % 3 + 1
+            assert sorted(manager.ready_obs) == list(range(N))
+            actions = dict.fromkeys(range(N), number % 3)
+            if form == "dict":
+                steps = manager.step(actions)
+                infos = [steps[i].info for i in range(N)]
+                ends = [steps[i].done for i in range(N)]
+            else:
+                manager.send_arrays(list(actions), np.array(list(actions.values())))
+                batch = manager.recv_arrays()
+                infos, ends = list(batch.infos), list(batch.terminated)
+                values, present = batch.info_columns["at"]
+                assert (values.tolist(), present.all()) == ([at] * N, True)
+            assert ends == [at == 3] * N
+            expected = {"at": at, "x": 0.5 * at, "y": np.float64(number % 3)}
+            for info in infos:
+                told = {key: info[key] for key in expected}
+                assert told == expected
+                assert [type(value) for value in told.values()] == [int, float, np.float64]
+                assert info.get("terminated", False) is (at == 3)
+        assert not looked_at
+        begun = {info["episode"] for info in manager.ready_info.values()}
+        assert begun == {21}

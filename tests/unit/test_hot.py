@@ -24,7 +24,7 @@ import pytest
 import envmgr.hot
 from envmgr import EnvTimestep
 from envmgr.hot import ABI, PURE, hot
-from envmgr.wire.block import PLAIN_END, PLAIN_END_BITS, block_is_possible
+from envmgr.wire.block import HAS_INFO, PLAIN_END, PLAIN_END_BITS, block_is_possible
 from tests.cases import for_each
 from tests.fuzz.hot import Different, compare, fuzz, trainer_cases, worker_cases
 from tests.rig import Rig
@@ -964,18 +964,24 @@ def test_flags_and_replies_are_looked_at_before_anything_is_believed() -> None:
         flags[:] = flag
         said = rows.said()
         if type(said) is tuple:  # all end their episodes: no other flags say how they are told
-            assert said == (flag & 15, flag & 16, dict.fromkeys(range(4), flag))
+            assert said == (flag & 15, flag & (16 | HAS_INFO), dict.fromkeys(range(4), flag))
             ended.append(flag)
         elif said is not None:
             assert said == flag
             believed.append(flag)
     assert believed == [0, 1, 16, 17, 256, 257, 272, 273]
-    assert {flag & PLAIN_END_BITS for flag in ended} == {PLAIN_END}
+    assert {flag & PLAIN_END_BITS for flag in ended} == {PLAIN_END, PLAIN_END | HAS_INFO}
     assert {flag & 15 for flag in ended} == {0, 1}
-    assert len(ended) == 2 * 4  # terminated, truncated
+    assert len(ended) == 2 * 4 * 2  # terminated, truncated; with an info, without
     flags[:] = 16
     flags[2] = PLAIN_END | 1 << 5
     assert rows.said() == (0, 16, {2: PLAIN_END | 1 << 5})
+    flags[2] |= HAS_INFO  # the others have none
+    assert rows.said() is None
+    flags[:2], flags[3] = 16 | HAS_INFO, 16 | HAS_INFO
+    assert rows.said() == (0, 16 | HAS_INFO, {2: PLAIN_END | 1 << 5 | HAS_INFO})
+    flags[:] = 16
+    flags[2] = PLAIN_END | 1 << 5
     flags[3] = PLAIN_END | 1  # it is at another place
     assert rows.said() is None
     flags[3] = PLAIN_END
