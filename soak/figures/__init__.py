@@ -34,6 +34,7 @@ ENTRIES = {
     "starvation": "how soon an env is ready again while its neighbours are stepped without a pause",
     "interrupts": "what signals at any point of a call leave behind",
     "trained-interrupts": "what they leave behind in adapters and collectors",
+    "leases": "leases while envs crash and hang, workers are killed, and users are cancelled",
     "crash-loop": "what an env costs that dies again and again",
     "launches": "launches while envs fail",
     "long-tests": "the long forms of property tests, fuzzing and torn reads",

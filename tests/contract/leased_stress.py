@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -22,11 +23,13 @@ class Found:
 
     Attributes:
         steps: answered.
+        leases: how many there were.
         failures: of steps and resets.
         wrong: what was lost, repeated or mixed up, in words.
     """
 
     steps: int = 0
+    leases: int = 0
     failures: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -36,7 +39,7 @@ def stress(
     *,
     env_num: int,
     n_threads: int,
-    n_leases: int,
+    n_steps: int,
     seed: int,
     steps: int = 8,
     faults: float = 0.01,
@@ -48,7 +51,7 @@ def stress(
         cfg: of the manager.
         env_num: how many envs.
         n_threads: how many threads.
-        n_leases: of each.
+        n_steps: they go on until so many steps were answered.
         seed: of what is done.
         steps: at most, in each lease.
         faults: the share of steps that raise; as many end the worker, and half as many hang.
@@ -59,7 +62,7 @@ def stress(
     with create_env_manager({**cfg, **keys}, env_fn=[Told] * env_num) as manager:
 
         def rollout(rng: random.Random, number: int) -> tuple[int, int]:
-            n_steps = n_failures = 0
+            answered = n_failures = 0
             with manager.lease() as env:
                 try:
                     obs, _ = env.reset(seed=number, timeout_s=20.0)
@@ -73,23 +76,25 @@ def stress(
                     action = HANG if 2 * faults < fault < 2.5 * faults else action
                     action = END if fault > 0.95 else action
                     timestep = env.step(action, timeout_s=LIMIT_S if action == HANG else 20.0)
-                    n_steps += 1
+                    answered += 1
                     if timestep.info.get("abnormal"):
                         if timestep.reward is not None or env.outcome.is_completed:
                             found.wrong.append(f"episode {number}: a failure with a reward")
-                        return n_steps, 1
+                        return answered, 1
                     if timestep.obs.tolist() != [number, k, action] or timestep.reward != action:
                         found.wrong.append(f"episode {number}, step {k}: {timestep}")
                     if timestep.done:
-                        return n_steps, n_failures
-            return n_steps, n_failures
+                        return answered, n_failures
+            return answered, n_failures
 
         def work(index: int) -> None:
             rng = random.Random(seed + index)
-            for turn in range(n_leases):
-                n_steps, n_failures = rollout(rng, index * 1000 + turn)
+            turns = itertools.count()
+            while found.steps < n_steps:
+                answered, n_failures = rollout(rng, index * 100_000 + next(turns))
                 with lock:
-                    found.steps += n_steps
+                    found.leases += 1
+                    found.steps += answered
                     found.failures += n_failures
 
         def kill() -> None:

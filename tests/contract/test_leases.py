@@ -36,7 +36,9 @@ from envmgr.errors import (
     WrongLoopError,
 )
 from envmgr.outcomes import OutcomeStatus
+from tests.contract.cancelled import cancel_everywhere, cancel_launch_and_close
 from tests.contract.leased import DIE, END, HANG, RAISE, SLOW, SLOW_S, Told, let_go
+from tests.contract.leased_stress import stress
 
 KINDS: tuple[dict[str, Any], ...] = (
     {"type": "base"},
@@ -553,85 +555,17 @@ def test_a_loop_that_ends_gives_its_envs_back() -> None:
             play(env, 1)
 
 
-def cancelled_everywhere(main: Callable[[Any], Coroutine[Any, Any, Any]], manager: Any) -> int:
-    """Cancel a coroutine at each of its awaits in turn, and look whether the manager goes on."""
-    points = 0
-    while True:
-        asyncio.run(asyncio.wait_for(_cancelled_at(main, manager, points), PATIENCE_S))
-        if _cancelled_at.ended:  # type: ignore[attr-defined]
-            return points
-        points += 1
-
-
-async def _cancelled_at(
-    main: Callable[[Any], Coroutine[Any, Any, Any]], manager: Any, point: int
-) -> None:
-    """Cancel a coroutine when its loop has gone round so many times."""
-    task = asyncio.ensure_future(main(manager))
-    n_rounds = 0
-    while not task.done() and n_rounds < point:
-        before = time.monotonic()
-        await asyncio.sleep(0)
-        n_rounds += 1
-        if time.monotonic() - before < 1e-3 and n_rounds % 8 == 0:
-            await asyncio.sleep(0.0002)
-    _cancelled_at.ended = task.done()  # type: ignore[attr-defined]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
 @pytest.mark.parametrize("cfg", KINDS[:3], ids=lambda cfg: cfg["type"])
 def test_cancelled_at_any_await_nothing_is_lost(cfg: dict[str, Any]) -> None:
-    async def use(manager: Any) -> None:
-        async with manager.lease() as env:
-            await env.reset(seed=1)
-            for k in range(3):
-                await env.step(k)
-        actions = dict.fromkeys(await manager.aready_obs(), 1)
-        await manager.astep(actions)
-        manager.send(dict.fromkeys(await manager.aready_obs(), 2))
-        await manager.arecv(1)
-        async for _ in manager.arrivals():
-            pass
-
-    with make(cfg, 2) as manager:
-
-        async def look(manager: Any) -> None:
-            while manager.pending_env:
-                await manager.arecv(1)
-            async with manager.lease(acquire_timeout_s=PATIENCE_S) as env:
-                obs, _ = await env.reset(seed=8)
-                assert obs.tolist() == [8.0, 0.0, -1.0]
-                assert (await env.step(4)).obs.tolist() == [8.0, 1.0, 4.0]
-
-        points = 0
-        while points < 60:
-            asyncio.run(asyncio.wait_for(_cancelled_at(use, manager, points), PATIENCE_S))
-            asyncio.run(asyncio.wait_for(look(manager), PATIENCE_S))
-            accounts_of(manager)
-            points += 1
-        assert accounts_of(manager)[3] == 0
+    """`make soak ARGS='--only leases'` does the same thousands of times."""
+    n_points, wrong = cancel_everywhere(cfg, most=90)
+    assert wrong == []
+    assert n_points > 60
 
 
-def test_launch_and_close_are_cancelled_cleanly() -> None:
-    async def main() -> None:
-        manager = make(PROCESSES, 2)
-        for delay in (0.0, 0.01, 0.05):
-            task = asyncio.ensure_future(manager.__aenter__())
-            await asyncio.sleep(delay)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert manager.closed
-        async with manager:
-            closing = asyncio.ensure_future(manager.__aexit__(None, None, None))
-            await asyncio.sleep(0)
-            closing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await closing
-            assert manager.closed
-
-    runs(main)
+@pytest.mark.parametrize(("cfg", "most"), [(KINDS[1], 40), (PROCESSES, 7)], ids=["thread", "each"])
+def test_launch_and_close_are_cancelled_cleanly(cfg: dict[str, Any], most: int) -> None:
+    assert cancel_launch_and_close(cfg, most=most) == []
 
 
 # -- calls for batches, of coroutines --------------------------------------------------------------
@@ -695,15 +629,12 @@ def test_its_fd_is_readable_while_there_is_something_to_gather() -> None:
 
 @pytest.mark.parametrize("cfg", [PROCESSES, KINDS[4]], ids=["each", "shared"])
 def test_under_stress_nothing_is_lost_repeated_or_mixed_up(cfg: dict[str, Any]) -> None:
-    """`soak/leases.py` does the same for longer."""
-    from tests.contract.leased_stress import stress
-
+    """`make soak ARGS='--only leases'` does the same for longer."""
     is_shared = "num_workers" in cfg  # where each fault costs all of them
     faults = 0.002 if is_shared else 0.01
     seed = random.randrange(1 << 30)
-    found = stress(cfg, env_num=8, n_threads=32, n_leases=4, seed=seed, faults=faults)
+    found = stress(cfg, env_num=8, n_threads=32, n_steps=500, seed=seed, faults=faults)
     assert found.wrong == []
-    assert found.steps > 100
 
 
 def test_a_killed_worker_is_replaced_behind_its_lease() -> None:
