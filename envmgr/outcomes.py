@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -82,3 +83,23 @@ def status_of(cause: EnvManagerError | None, *, was_sent: bool = True) -> Outcom
         return OutcomeStatus.COMPLETED
     resolved = isinstance(cause, EnvFailure) and not isinstance(cause, _UNRESOLVED)
     return OutcomeStatus.FAILED if resolved or not was_sent else OutcomeStatus.UNRESOLVED
+
+
+def summed(total: Any, reward: Any) -> Any:
+    """Add a reward to those before it; what cannot be added stands for itself."""
+    if total is None:
+        return reward
+    try:
+        return total + reward
+    except Exception:  # rewards of different forms
+        return reward
+
+
+def failure_in(info: Any) -> EnvFailure | None:
+    """Return the failure in the info of a timestep, or in one of its infos; None without."""
+    parts = info if isinstance(info, (list, tuple)) else (info,)
+    for part in parts:
+        error = part.get("error") if isinstance(part, Mapping) else None
+        if isinstance(error, EnvFailure):
+            return error
+    return None

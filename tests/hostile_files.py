@@ -105,15 +105,16 @@ def every_key() -> Iterator[Key]:
 
 def hostile_texts(key: str, folder: Path, port: int) -> list[str]:
     """Return texts for a key that leave a trace if they are run, loaded, imported or visited."""
+    ending = "jsonl" if key == "manager.episode_log" else "json"
     return [
         f"{folder / 'trap.sh'}",
         f"{MODULE}:spring",
-        f"$(touch {SPRUNG});{key}.json",
+        f"$(touch {SPRUNG});{key}.{ending}",
         f"127.0.0.1:{port}",
     ]
 
 
-PLACES = ("collect.output", "manager.worker_log", "manager.trace.path")
+PLACES = ("collect.output", "manager.worker_log", "manager.trace.path", "manager.episode_log")
 
 FORMS: tuple[Callable[[str], Any], ...] = (
     lambda text: text,

@@ -415,13 +415,14 @@ def trace(file: str) -> None:
     type=click.Path(),
     metavar="FILE",
     help="The page; its figures go beside it, with the ending .json. Without it: report.html in "
-    "the folder of the run, or, of several, comparison.html.",
+    "the folder of the run, beside an episode log, or, of several, comparison.html.",
 )
 def report(runs: tuple[str, ...], out: str | None) -> None:
     """Write a page that shows how the `envmgr run` went whose results are in the folder RUN.
 
     `envmgr run` writes one when it ends; this makes it again, also of a run that goes on or was
-    killed, or one page that compares several runs.
+    killed, or one page that compares several runs. RUN may also be the file of
+    `manager.episode_log`, of any program.
 
     Exit codes: 0 done, 2 there is no such run, or nothing of it can be read.
     """

@@ -23,8 +23,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write the report of a run, and its figures beside it; return where the page is.
 
     Args:
-        folder: of the run.
-        out: the page; None: `report.html` in the folder.
+        folder: of the run; or an episode log.
+        out: the page; None: `report.html` in the folder, or beside a log, with its name.
 
     Raises:
         UnreadableRunError: nothing can be read of it.
@@ -32,8 +32,10 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     """
     run = read_run(folder)
     figures = figures_of(run)
-    page = folder / PAGE if out is None else out
-    return _write(page, page_of(figures, pictures_in(folder)), figures)
+    is_log = folder.is_file()
+    if out is None:
+        out = folder.with_suffix(Path(PAGE).suffix) if is_log else folder / PAGE
+    return _write(out, page_of(figures, [] if is_log else pictures_in(folder)), figures)
 
 
 def _write(page: Path, text: str, figures: Mapping[str, Any]) -> Path:
@@ -47,8 +49,8 @@ def execute(folders: Sequence[str], out: str | None) -> Path:
     """Write a report of a run, or of several that compares them; return where the page is.
 
     Args:
-        folders: of the runs.
-        out: the page; None: in the folder of the run, or of several `comparison.html`.
+        folders: of the runs, or episode logs.
+        out: the page; None: as `write_report`, or of several `comparison.html`.
 
     Raises:
         UnreadableRunError: nothing can be read of one of them.

@@ -19,7 +19,13 @@ from typing import Any, Protocol
 from envmgr.config.checks import Check, Refused, check_value
 from envmgr.config.env_arguments import check_env_arguments
 from envmgr.config.imports import FilePolicy, check_env_id, import_object
-from envmgr.config.paths import check_confined, check_output, check_places, check_timeline
+from envmgr.config.paths import (
+    check_confined,
+    check_log,
+    check_output,
+    check_places,
+    check_timeline,
+)
 from envmgr.config.ray_tokens import lets_everybody_in
 from envmgr.config.schema import FileRule, Section, check_keys, keys_of
 from envmgr.config.variables import HARMLESS
@@ -208,8 +214,13 @@ def _admit_timeline(asked: Asked) -> None:
     check_timeline(asked.value, asked.key, "Name that file with --trace on the command line.")
 
 
+def _admit_episode_log(asked: Asked) -> None:
+    check_log(asked.value, asked.key, "Name that file with --set manager.episode_log=FILE.")
+
+
 _PLACE = "a folder below the working directory"
 OUTPUT, LOG = FileRule(_PLACE, _admit_output), FileRule(_PLACE, _admit_log)
+EPISODE_LOG = FileRule("a `.jsonl` file below the working directory", _admit_episode_log)
 TIMELINE = FileRule("a `.json` file below the working directory", _admit_timeline)
 
 # -- variables ------------------------------------------------------------------------------------

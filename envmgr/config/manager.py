@@ -33,7 +33,7 @@ from envmgr.config.field_checks import (
     seed_list,
     seed_mapping,
 )
-from envmgr.config.file_rules import ANY, KIND, LOG, MODULES, below
+from envmgr.config.file_rules import ANY, EPISODE_LOG, KIND, LOG, MODULES, below
 from envmgr.config.kind_sections import (
     EnvPool,
     GymVector,
@@ -322,6 +322,12 @@ class ManagerConfig(Section):
         "folder in which each worker process writes what its envs print and log, in a file of its "
         "own; without effect where envs run in the trainer's own thread",
         from_file=LOG,
+    )
+    episode_log: str | None = option(
+        None,
+        or_null(text(), "none"),
+        "file to which a line of JSON is appended for each episode that ended and for each failure",
+        from_file=EPISODE_LOG,
     )
     daemon: bool = option(
         True, boolean(), "false: envs may start processes of their own", from_file=ANY

@@ -93,6 +93,9 @@ def check_places(found: Any, kwargs: Mapping[str, Any], key: str) -> None:
 _BEGINNING = b'{"traceEvents":['
 """Of a timeline."""
 
+BEGINNING_OF_LINES = b'{"envmgr_log":1,'
+"""Of each line of an episode log."""
+
 
 def check_timeline(path: object, key: str, instead: str) -> None:
     """Refuse a file of a config file that is no place for a timeline.
@@ -103,26 +106,52 @@ def check_timeline(path: object, key: str, instead: str) -> None:
     Raises:
         ConfigError: as `check_confined`; or the file is none.
     """
+    file = _confined_file(path, key, ".json", instead)
+    if not _begins(file, _BEGINNING, key):
+        raise ConfigError(
+            f"{key} is {show_value(path)}, which is there and is no timeline; a config file may "
+            f"replace nothing else. Name another. {instead}"
+        )
+
+
+def check_log(path: object, key: str, instead: str) -> None:
+    """Refuse a file of a config file that is no place for an episode log.
+
+    Lines are appended to what is there: so it ends with `.jsonl`, and what is there has to be empty
+    or an episode log.
+
+    Raises:
+        ConfigError: as `check_confined`; or the file is none.
+    """
+    file = _confined_file(path, key, ".jsonl", instead)
+    if not _begins(file, BEGINNING_OF_LINES, key, or_is_empty=True):
+        raise ConfigError(
+            f"{key} is {show_value(path)}, which is there and is no episode log; a config file may "
+            f"have nothing else appended to. Name another. {instead}"
+        )
+
+
+def _confined_file(path: object, key: str, suffix: str, instead: str) -> Path:
     check_confined(path, key, instead)
     file = Path(str(path)).expanduser()
-    shown = f"{key} is {show_value(path)}"
-    if file.suffix != ".json":
+    if file.suffix != suffix:
         raise ConfigError(
-            f"{shown}, but a config file may name only a file that ends with .json. {instead}"
+            f"{key} is {show_value(path)}, but a config file may name only a file that ends with "
+            f"{suffix}. {instead}"
         )
+    return file
+
+
+def _begins(file: Path, beginning: bytes, key: str, *, or_is_empty: bool = False) -> bool:
+    """Whether a file is not there, or begins in this way."""
     try:
-        may_go = _is_timeline(file) if os.path.lexists(file) else True
+        if not os.path.lexists(file):
+            return True
+        if not file.is_file():  # a pipe, say, which is not to be waited for
+            return False
+        with file.open("rb") as stream:
+            found = stream.read(len(beginning))
     except OSError as error:
+        shown = f"{key} is {show_value(str(file))}"
         raise ConfigError(f"{shown}, which cannot be read: {error}. Name another.") from error
-    if not may_go:
-        raise ConfigError(
-            f"{shown}, which is there and is no timeline; a config file may replace nothing else. "
-            f"Name another. {instead}"
-        )
-
-
-def _is_timeline(file: Path) -> bool:
-    if not file.is_file():  # a pipe, say, which is not to be waited for
-        return False
-    with file.open("rb") as stream:
-        return stream.read(len(_BEGINNING)) == _BEGINNING
+    return found == beginning or (or_is_empty and not found)

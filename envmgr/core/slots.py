@@ -32,7 +32,7 @@ from envmgr.errors import (
     NothingReadyError,
 )
 from envmgr.lifecycle import EnvState
-from envmgr.outcomes import Outcome, status_of
+from envmgr.outcomes import Outcome, failure_in, status_of, summed
 from envmgr.spaces import ActionCheck
 from envmgr.types import EnvTimestep, Once, is_abnormal, monotonic
 
@@ -57,6 +57,7 @@ class SlotRules:
         episode_s: the limit of episodes, likewise.
         release_s: how long a step that nobody awaits may go on after the end of its lease.
         checks: gives the check of each env's actions; None if they are not to be checked.
+        log: told of each episode's outcome and length; None if nobody wants to know.
     """
 
     step_s: float | None = None
@@ -64,6 +65,7 @@ class SlotRules:
     episode_s: float | None = None
     release_s: float = 5.0
     checks: Callable[[], Sequence[ActionCheck] | None] = lambda: None
+    log: Callable[[Outcome, int], None] | None = None
 
 
 class SlotCall:
@@ -151,6 +153,8 @@ class Tenancy:
         fatal: what the next call raises.
         attempt: resets that its user has asked for.
         episode_outcome: of the episode; None before its end.
+        length: timesteps of the episode.
+        is_logged: the end of the episode was told to `SlotRules.log`.
     """
 
     __slots__ = (
@@ -166,7 +170,9 @@ class Tenancy:
         "fatal",
         "in_episode",
         "is_fresh",
+        "is_logged",
         "is_over",
+        "length",
         "tell",
     )
 
@@ -183,6 +189,8 @@ class Tenancy:
         self.episode_outcome: Outcome | None = None
         self.episode_began_s = 0.0
         self.episode_reward: Any = None
+        self.length = 0
+        self.is_logged = False
 
     def left_in(self, call: SlotCall) -> EnvCallAbandoned:
         """Note that nobody awaits a call any more, and return that as a cause."""
@@ -626,6 +634,7 @@ class Slots:
             refuse_unsendable_params(self._supervisor.hosts.transport, {env_id: params})
         tenancy.in_episode, tenancy.episode_outcome = False, None
         tenancy.episode_began_s, tenancy.episode_reward = call.began_s, None
+        tenancy.length, tenancy.is_logged = 0, False
         tenancy.call = call
         tenancy.attempt += 1
         self._table.leased[env_id] = None
@@ -654,6 +663,7 @@ class Slots:
         if call.is_over and tenancy.call is not call:  # its answer came, and nobody took it
             if call.error is None:
                 tenancy.in_episode = False
+            self._log(tenancy)
             return
         if tenancy.call is not call or tenancy.env_id is None:
             return
@@ -670,6 +680,7 @@ class Slots:
         """End a call without what it was for: the env is in no episode any more."""
         tenancy.call, tenancy.in_episode, tenancy.is_fresh = None, False, False
         tenancy.note(call, cause, self._clock())
+        self._log(tenancy)
         if tenancy.env_id is not None:
             self._resetting.pop(tenancy.env_id, None)
         call.error, call.is_over = raised or cause, True
@@ -698,18 +709,27 @@ class Slots:
             self._table.leased[env_id] = None
         if is_abnormal(timestep.info):
             timestep = timestep._replace(reward=None)
-            cause = _failure_in(timestep.info)
+            cause = failure_in(timestep.info)
         if cause is None:
-            tenancy.episode_reward = _sum(tenancy.episode_reward, timestep.reward)
+            tenancy.episode_reward = summed(tenancy.episode_reward, timestep.reward)
         tenancy.note(call, cause, self._clock(), timestep.reward)
+        tenancy.length += 1
         if timestep.done:
             tenancy.in_episode, tenancy.is_fresh = False, call.was_sent
             tenancy.end_episode()
+        self._log(tenancy)
         if cause is not None and not self._supervisor.repair.recovers:
             self._find_fatal()
             tenancy.fatal, call.error, call.closes = None, cause, True
         call.result, call.is_over = timestep, True
         self._told.append(call.tell)
+
+    def _log(self, tenancy: Tenancy) -> None:
+        """Tell the log of an episode that has ended, once."""
+        log, outcome = self._rules.log, tenancy.episode_outcome
+        if log is not None and outcome is not None and not tenancy.is_logged:
+            tenancy.is_logged = True
+            log(outcome, tenancy.length)
 
     def _is_begun(self, env: ManagedEnv) -> bool:
         """Whether an env is at the beginning of an episode."""
@@ -799,22 +819,3 @@ def _shortest(limits: Iterable[tuple[float | None, str]]) -> tuple[float, str] |
         if seconds is not None and (found is None or seconds < found[0]):
             found = seconds, name
     return found
-
-
-def _failure_in(info: Any) -> EnvFailure | None:
-    parts = info if isinstance(info, (list, tuple)) else (info,)
-    for part in parts:
-        error = part.get("error") if isinstance(part, Mapping) else None
-        if isinstance(error, EnvFailure):
-            return error
-    return None
-
-
-def _sum(total: Any, reward: Any) -> Any:
-    """Add a reward to those before; what cannot be added stands for itself."""
-    if total is None:
-        return reward
-    try:
-        return total + reward
-    except Exception:  # rewards of different forms
-        return reward

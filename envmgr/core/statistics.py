@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
@@ -82,6 +82,7 @@ class Statistics:
             which are those of calls for batches.
         envs: each of which counts its own resets.
         journal: knows what is counted as delivered, but has not been yet.
+        log: told of each failure, those of spares too; None if nobody wants to know.
     """
 
     num_workers: int = 0
@@ -106,6 +107,7 @@ class Statistics:
     of_slots: SlotCounts = field(default_factory=SlotCounts)
     envs: Sequence[ManagedEnv] = ()
     journal: CallJournal = field(default_factory=CallJournal)
+    log: Callable[[EnvFailure], None] | None = None
 
     @property
     def outstanding(self) -> int:
@@ -121,12 +123,17 @@ class Statistics:
         """Count a failure."""
         self.failures_by_kind[type(failure).__name__] += 1
         self.failures_by_env[failure.env_id] += 1
-        self.latest_failures.append(failure)
+        self._note(failure)
 
     def count_spare_failure(self, failure: EnvFailure) -> None:
         """Count a failure of a spare."""
         self.spare_failures += 1
+        self._note(failure)
+
+    def _note(self, failure: EnvFailure) -> None:
         self.latest_failures.append(failure)
+        if self.log is not None:
+            self.log(failure)
 
     def note_failed(self, env_id: int, generation: int, time_s: float) -> None:
         """Note when an env has failed, or has lost its host."""

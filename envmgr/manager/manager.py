@@ -76,6 +76,7 @@ from envmgr.manager.snapshots import (
 )
 from envmgr.manager.threads import CLOSING, LAUNCHING, in_thread
 from envmgr.normalizing import Normalization, normalization_of
+from envmgr.observing.episode_log import EpisodeLog
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Seeds, seeds_by_env, seeds_of_spares
 from envmgr.spaces.reading import error_text
@@ -149,6 +150,8 @@ class EnvManager:
         # A view of dicts changes nothing of what it is given: calls pass it by.
         self._shows_dicts = type(self._view) is DictView
         self._normalization = normalization_of(config, env_num)
+        log = config.episode_log
+        self._episode_log = None if log is None else EpisodeLog(log, env_num)
         self._given_spaces = (
             validate.checked_space(observation_space, "observation_space"),
             validate.checked_space(action_space, "action_space"),
@@ -272,9 +275,20 @@ class EnvManager:
                 self._config = count.find(partial(self._open_engine, self._env_fn[:1]), prepare)
             elif count.calibration is not None:  # by a copy of this manager, perhaps
                 self._config = count.config_of(count.calibration)
-            self._open_engine(self._env_fn, self._config, self._keep_engine)
+            self._open_kept()
             self._running.itself.open_endpoint()
         return self._running.itself
+
+    def _open_kept(self) -> None:
+        """Open the engine that is kept, and before it the log of what happens in it."""
+        log = self._episode_log
+        try:
+            if log is not None:
+                log.open()
+            self._open_engine(self._env_fn, self._config, self._keep_engine)
+        finally:
+            if log is not None and isinstance(self._running, NotRunning):
+                log.close()
 
     def _open_engine(
         self, env_fn: Sequence[EnvFactory], config: ManagerConfig, keep: Callable[[Engine], None]
@@ -282,7 +296,9 @@ class EnvManager:
         open_engine(env_fn, config, self._make_transport, self._given_spaces[:2], keep)
 
     def _keep_engine(self, engine: Engine) -> None:
-        self._running = running = Running(engine, self._config, self, self._not_launched)
+        self._running = running = Running(
+            engine, self._config, self, self._not_launched, self._episode_log
+        )
         if self._runs_envs_in_owner:  # from the first line of theirs on
             running.owner.await_engine()
 
@@ -646,6 +662,8 @@ class EnvManager:
         sent = supervisor.submitter.by_id(by_id, ring)
         if sent is None:
             sent = self._send_checked(supervisor, by_id, ring)
+        if self._episode_log is not None and sent is not None:
+            self._episode_log.sent(supervisor.table, sent.ids)
         if not self._shows_dicts:
             view.forget()
         return sent
@@ -675,6 +693,8 @@ class EnvManager:
             self._surface(supervisor)
             return {}
         timesteps = supervisor.collector.timesteps(collected)
+        if self._episode_log is not None:
+            self._episode_log.timesteps(timesteps, supervisor.journal.fate)
         if self._normalization is not None:
             return self._normalization.timesteps(timesteps, supervisor.journal.fate)
         return timesteps
@@ -701,13 +721,15 @@ class EnvManager:
         with self._running.calling as supervisor:
             self._surface(supervisor)
             ring = self._ring_when_sent()
-            if supervisor.submitter.rows(env_ids, actions, ring) is not None:
-                self._view.forget()
-                return
-            ids = validate.listed_env_ids(env_ids, self.env_num)
-            rows = validate.rows_by_id(ids, actions)
-            if supervisor.submitter.by_id(rows, ring) is None:
-                self._send_checked(supervisor, rows, ring)
+            sent = supervisor.submitter.rows(env_ids, actions, ring)
+            if sent is None:
+                ids = validate.listed_env_ids(env_ids, self.env_num)
+                rows = validate.rows_by_id(ids, actions)
+                sent = supervisor.submitter.by_id(rows, ring)
+                if sent is None:
+                    sent = self._send_checked(supervisor, rows, ring)
+            if self._episode_log is not None and sent is not None:
+                self._episode_log.sent(supervisor.table, sent.ids)
             self._view.forget()
 
     def recv_arrays(
@@ -720,8 +742,11 @@ class EnvManager:
             if batch is None:
                 timesteps = self._deliver(supervisor, collected)
                 batch = array_batch(timesteps, self._known.forms.codec_of(timesteps))
-            elif self._normalization is not None:
-                batch = self._normalization.batch(batch, supervisor.journal.fate)
+            else:
+                if self._episode_log is not None:
+                    self._episode_log.batch(batch, supervisor.journal.fate)
+                if self._normalization is not None:
+                    batch = self._normalization.batch(batch, supervisor.journal.fate)
             journal = supervisor.journal
         journal.returning = None  # as in `step`
         return batch
@@ -872,6 +897,9 @@ class EnvManager:
         if self._running.is_launched:
             timesteps = {i: timestep for i, timestep in gathered.items() if i in env_ids}
             with self._running.calling as supervisor:
+                if self._episode_log is not None:
+                    again = [i for i in timesteps if not supervisor.table.owes(i)]
+                    self._episode_log.owed(again)
                 owe = partial(supervisor.collector.owe, timesteps)
                 self._running.engine.uninterrupted(owe)
 

@@ -18,6 +18,7 @@ from envmgr.core.statistics import Statistics
 from envmgr.errors import EnvManagerError, LeaseError, ManagerClosedError, StateError
 from envmgr.manager.threads import CallThread
 from envmgr.observing.endpoint import Endpoint
+from envmgr.observing.episode_log import EpisodeLog
 from envmgr.observing.timeline import write_trace
 from envmgr.spaces import ActionCheck
 
@@ -143,6 +144,7 @@ class Running:
         owner: the manager. If it is dropped without having been closed, the engine is closed with
             it; so nothing here refers to it.
         not_launched: refuses public calls before the launch and after the end.
+        log: told of episodes and failures; None if nobody wants to know.
 
     Attributes:
         engine: runs the envs.
@@ -160,7 +162,12 @@ class Running:
     """
 
     def __init__(
-        self, engine: Engine, config: ManagerConfig, owner: object, not_launched: Refusal
+        self,
+        engine: Engine,
+        config: ManagerConfig,
+        owner: object,
+        not_launched: Refusal,
+        log: EpisodeLog | None = None,
     ) -> None:
         self.engine = engine
         self.supervisor = engine.supervisor
@@ -178,7 +185,11 @@ class Running:
             config.episode_timeout,
             config.release_timeout,
             lambda: self.action_checks,
+            None if log is None else log.episode,
         )
+        self._log = log
+        if log is not None:
+            self.statistics.log = log.failed
         self.action_checks: Sequence[ActionCheck] | None = None
         self.calls = CallThread()
         self._owner: Owner | None = None
@@ -285,5 +296,7 @@ class Running:
         if self._owner is not None:
             self._owner.end()
         self.calls.end()
+        if self._log is not None:
+            self._log.close()
         self._finalizer.detach()
         return NotRunning(self._not_launched, self.statistics, self.figures)

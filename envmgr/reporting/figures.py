@@ -84,6 +84,7 @@ def _summary(run: Run) -> dict[str, Any]:
         found["return"] = {name: finite(value) for name, value in found["return"].items()}
         return {**found, **stats}
     n_abnormal = sum(run.abnormal)
+    found = {} if run.outcomes is None else _summary_of_log(run, run.outcomes)
     return {
         "ending": None,
         "error": None,
@@ -92,6 +93,22 @@ def _summary(run: Run) -> dict[str, Any]:
         "episodes": len(run.ended_s) - n_abnormal,
         "abnormal_episodes": n_abnormal,
         "failures": last.failures if last is not None else n_abnormal,
+        **found,
+    }
+
+
+def _summary_of_log(run: Run, outcomes: Mapping[str, int]) -> dict[str, Any]:
+    """Return what an episode log tells in sum besides."""
+    is_normal = np.frombuffer(run.abnormal, np.uint8) == 0
+    returns, lengths = np.array(run.returns)[is_normal], np.array(run.lengths)[is_normal]
+    return {
+        "failures": sum((run.causes or {}).values()),
+        "outcomes": dict(outcomes),
+        "return": {
+            "mean": _spread(returns)["mean"],
+            "mean_of_last_100": _spread(returns[-100:])["mean"],
+        },
+        "length": {"mean": _spread(lengths)["mean"]},
     }
 
 
@@ -289,9 +306,12 @@ def _failures(run: Run) -> dict[str, Any]:
     shown = [*run.failures, *map(Failed, others)][:MOST_FAILURES]
     n_abnormal = sum(run.abnormal)
     n = n_abnormal if stats is None else max(stats.failures, n_abnormal)
+    by_kind = {} if stats is None else stats.failures_by_kind
+    if run.causes is not None:
+        n, by_kind = sum(run.causes.values()), dict(run.causes)
     return {
         "count": n,
-        "by_kind": {} if stats is None else stats.failures_by_kind,
+        "by_kind": by_kind,
         "left_out": max(n - len(shown), 0),
         "shown": [
             {"env_id": one.env_id, "elapsed_s": finite(one.elapsed_s), "text": one.text}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -63,6 +63,32 @@ class Episode(msgspec.Struct, gc=False, frozen=True):
     ended_s: Seconds
     failure: str | None
     returned: float | list[float | None] | None = msgspec.field(name="return")
+
+
+class LogLine(msgspec.Struct, gc=False, frozen=True):
+    """What a report takes from a line of an episode log; see `EpisodeLog`.
+
+    Attributes:
+        log: the version of the format.
+        what: "episode" or "failure".
+        time: seconds since 1970.
+        outcome: completed, failed or unresolved.
+        cause: the name of the class of what failed.
+        raised: the name of the class of what the env raised.
+        length: timesteps; None of failures.
+    """
+
+    log: Literal[1] = msgspec.field(name="envmgr_log")
+    what: Literal["episode", "failure"]
+    time: Seconds
+    env_id: EnvId
+    outcome: Literal["completed", "failed", "unresolved"]
+    cause: str | None = None
+    raised: str | None = None
+    during: str | None = None
+    generation: Count = 0
+    length: Count | None = None
+    returned: Any = msgspec.field(name="return", default=None)
 
 
 Quantities = list[Seconds | None]

@@ -1,4 +1,7 @@
-"""Reads the folder of a run, which may be of a run that goes on or was killed, or of anything."""
+"""Reads the folder of a run, which may be of a run that goes on or was killed, or of anything.
+
+Also an episode log, which is all that there is of a run that `envmgr run` has not made.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,27 @@ import json
 import os
 import stat
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from envmgr.errors import UnreadableRunError
 from envmgr.observing.boards import PROCESS
-from envmgr.reporting.files import CONFIG, EPISODES, SAMPLES, SUMMARY, Episode, Sample, Summary
+from envmgr.reporting.files import (
+    CONFIG,
+    EPISODES,
+    SAMPLES,
+    SUMMARY,
+    Episode,
+    LogLine,
+    Sample,
+    Summary,
+)
 
 MOST_FAILURES = 100
 """Texts of so many are kept; all are counted."""
@@ -30,8 +43,8 @@ _LARGEST_CONFIG = 1 << 17
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
-_Line = TypeVar("_Line", Episode, Sample)
-_Kind = TypeVar("_Kind", Episode, Sample, Summary)
+_Line = TypeVar("_Line", Episode, Sample, LogLine)
+_Kind = TypeVar("_Kind", Episode, Sample, LogLine, Summary)
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,8 @@ class Run:
         samples: in their order.
         failures: the first `MOST_FAILURES` of those that ended episodes.
         env_ids, lengths, returns, ended_s, abnormal: of the episodes, in their order.
+        causes: how many failures of each kind an episode log has; None of a folder.
+        outcomes: how many episodes of each outcome, likewise.
     """
 
     path: Path
@@ -78,6 +93,8 @@ class Run:
     returns: array[float] = field(default_factory=lambda: array("d"))
     ended_s: array[float] = field(default_factory=lambda: array("d"))
     abnormal: bytearray = field(default_factory=bytearray)
+    causes: Counter[str] | None = None
+    outcomes: Counter[str] | None = None
 
     def add(self, episode: Episode) -> None:
         """Take an episode."""
@@ -109,11 +126,16 @@ def _number(returned: float | list[float | None] | None) -> float:
 def read_run(folder: str | os.PathLike[str]) -> Run:
     """Return what there is to read of a run.
 
+    Args:
+        folder: of the run; or an episode log.
+
     Raises:
         UnreadableRunError: it is no folder of a run, or nothing in it can be read; the message says
             what was found.
     """
     path = Path(folder)
+    if path.is_file():
+        return _read_log(path)
     try:
         names = set(os.listdir(path))
     except (OSError, ValueError) as error:  # ValueError: a NUL
@@ -138,6 +160,51 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             f"nothing can be read of the run in {str(folder)!r}: {'; '.join(run.unread)}"
         )
     return run
+
+
+def _read_log(path: Path) -> Run:
+    """Return what there is to read of an episode log.
+
+    Raises:
+        UnreadableRunError: no line of it can be read.
+    """
+    causes, outcomes = Counter[str](), Counter[str]()
+    run = Run(path, path.name, causes=causes, outcomes=outcomes)
+    began: float | None = None
+    for line in _lines(run, "", LogLine, named=path.name):
+        began = line.time if began is None else began
+        elapsed_s = max(line.time - began, 0.0)  # clocks are set
+        if line.what == "failure":
+            causes[line.cause or "?"] += 1
+            if len(run.failures) < MOST_FAILURES:
+                run.failures.append(Failed(_told(line), line.env_id, elapsed_s))
+            continue
+        outcomes[line.outcome] += 1
+        is_abnormal = line.outcome != "completed"
+        returned, length = _sum_of(line.returned), line.length or 0
+        run.add(Episode(line.env_id, length, is_abnormal, elapsed_s, None, returned))
+    if began is None:
+        why = "; ".join(run.unread) or "it is empty"
+        raise UnreadableRunError(
+            f"{str(path)!r} is no episode log: {why}. Give one, or the folder that `envmgr run` "
+            "wrote its results into."
+        )
+    return run
+
+
+def _told(line: LogLine) -> str:
+    """Return what a line says of a failure."""
+    raised = "" if line.raised is None else f" ({line.raised})"
+    where = f"env {line.env_id} (generation {line.generation})"
+    return shortened(f"{line.cause}{raised} of {where} in its {line.during}: {line.outcome}")
+
+
+def _sum_of(returned: Any) -> float | None:
+    """Return a return of whatever form as one number; None if it has none."""
+    if isinstance(returned, list):
+        parts = [_sum_of(one) for one in returned]
+        return None if None in parts else float(sum(part for part in parts if part is not None))
+    return float(returned) if isinstance(returned, (int, float)) else None
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -165,13 +232,20 @@ def _decoded(decoder: msgspec.json.Decoder[_Kind], data: bytes) -> _Kind:
         return msgspec.convert(found, decoder.type, str_keys=True)
 
 
-def _lines(run: Run, name: str, kind: type[_Line]) -> Iterator[_Line]:
-    """Yield the lines that can be read, and note how many cannot."""
+def _lines(run: Run, name: str, kind: type[_Line], named: str = "") -> Iterator[_Line]:
+    """Yield the lines that can be read, and note how many cannot.
+
+    Args:
+        run: whose.
+        name: of the file in its folder; "" if its path is that of the file.
+        kind: of the lines.
+        named: what to call the file.
+    """
     decoder = msgspec.json.Decoder(kind)
     n = n_bad = 0
-    first = ""
+    first, named = "", named or name
     try:
-        with _opened(run.path / name) as file:
+        with _opened(run.path / name if name else run.path) as file:
             for n, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
                 try:
                     yield _decoded(decoder, line)
@@ -180,9 +254,9 @@ def _lines(run: Run, name: str, kind: type[_Line]) -> Iterator[_Line]:
                     first = first or f"line {n}: {error}"
     except OSError as error:
         if name != SAMPLES or not isinstance(error, FileNotFoundError):  # it failed at its launch
-            run.unread.append(f"{name} cannot be read: {error.strerror or error}")
+            run.unread.append(f"{named} cannot be read: {error.strerror or error}")
     if n_bad:
-        run.unread.append(f"{n_bad:,} of {n:,} lines of {name} cannot be read; the first, {first}")
+        run.unread.append(f"{n_bad:,} of {n:,} lines of {named} cannot be read; the first, {first}")
 
 
 def _read_summary(run: Run) -> None:

@@ -95,6 +95,7 @@ def _tiles(about: Mapping[str, Any]) -> Html:
         ("of the last 100", number(returns.get("mean_of_last_100"))),
         ("mean length", number(about.get("length", {}).get("mean"), 1)),
         ("failures", number(about["failures"])),
+        *((name, number(n)) for name, n in about.get("outcomes", {}).items()),
     ]
     return tag("div", *(tag("div", tag("b", value), name) for name, value in tiles), class_="tiles")
 

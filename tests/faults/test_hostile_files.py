@@ -18,6 +18,7 @@ LET_THROUGH = {
     "manager.worker_env.allow": "compared with names of variables",
     "manager.worker_env.deny": "compared with names of variables",
     "manager.worker_log": "a folder below the working directory",
+    "manager.episode_log": "a new .jsonl file below the working directory",
     "manager.normalization.keys": "compared with keys of observations",
     "manager.gym_vector.vector_kwargs": "as env.kwargs",
     "manager.env_pool.env_id": "looked up among the tasks of envpool",

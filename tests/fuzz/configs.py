@@ -175,6 +175,7 @@ def _name_something(rng: random.Random, tree: Any) -> None:
     elif where == 8:
         manager = {
             "trace": rng.choice(PATHS) + ".json",
+            "episode_log": rng.choice(PATHS) + ".jsonl",
             "metrics": {"port": rng.choice((80, 9100))},
         }
         tree["manager"] = {"type": "base", "env_num": 2, rng.choice(KEYS): None, **manager}

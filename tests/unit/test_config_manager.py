@@ -71,6 +71,7 @@ DEFAULTS = {
     "worker_affinity": None,
     "worker_env": None,
     "worker_log": None,
+    "episode_log": None,
     "daemon": True,
     "normalize_obs": False,
     "normalize_reward": False,
@@ -144,6 +145,7 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("trace", {"path": "a.json", "events": 1e4}, Trace("a.json", 10_000)),
         ("metrics", {"port": 9100.0}, Metrics(9100)),
         ("worker_log", "logs", "logs"),
+        ("episode_log", "log.jsonl", "log.jsonl"),
         ("start_steps", 100, 100),
         ("gym_vector", {"autoreset_mode": "SameStep"}, GymVector(autoreset_mode="SameStep")),
         ("gym_vector", GymVector(), GymVector()),
@@ -181,7 +183,8 @@ def refused() -> list[tuple[str, Any]]:
         rows += [(key, value) for value in [*NOT_COUNTS, math.inf]]
     for key in ("episode_num", "wait_num"):
         rows += [(key, value) for value in [*NOT_COUNTS, None, "inf", ".inf"]]
-    rows += [("worker_log", value) for value in ["", " ", 1, True, ["a"]]]
+    for key in ("worker_log", "episode_log"):
+        rows += [(key, value) for value in ["", " ", 1, True, ["a"]]]
     for key in ("max_failures", "spare_env_num", "start_steps"):
         rows += [(key, value) for value in [*NOT_NUMBERS, -1, 0.5, math.inf, None]]
     rows += [("max_failure_share", value) for value in [*NOT_NUMBERS, -0.1, 1.5, math.nan]]

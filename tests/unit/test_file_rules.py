@@ -271,6 +271,28 @@ def test_a_timeline_replaces_nothing_else(here: Path) -> None:
     load_config(file_with({}), set=["manager.trace=mine.json"])
 
 
+def test_an_episode_log_is_appended_to_nothing_else(here: Path) -> None:
+    (here / "mine.jsonl").write_text('{"text": "for training"}')
+    (here / "old.jsonl").write_text('{"envmgr_log":1,"what":"episode"}')
+    (here / "empty.jsonl").touch()
+    (here / "folder.jsonl").mkdir()
+    os.mkfifo(here / "pipe.jsonl")
+    for path, message in (
+        ("train.py", "ends with .jsonl"),
+        ("mine.jsonl", "is no episode log"),
+        ("folder.jsonl", "is no episode log"),
+        ("pipe.jsonl", "is no episode log"),
+        (".git/x.jsonl", "hidden"),
+        ("../x.jsonl", "below the working directory"),
+        ("/tmp/x.jsonl", "below the working directory"),
+    ):
+        with pytest.raises(ConfigError, match=rf"manager\.episode_log is '{path}'.*{message}"):
+            load_config(file_with({"manager.episode_log": path}))
+    for path in ("old.jsonl", "empty.jsonl", "new.jsonl"):
+        load_config(file_with({"manager.episode_log": path}))
+    load_config(file_with({}), set=["manager.episode_log=mine.jsonl"])
+
+
 def test_hidden_places_are_not_for_files(here: Path) -> None:
     (here / "link").symlink_to(here / ".config")
     for path in (".config/x", "a/.b/c", "link/x"):

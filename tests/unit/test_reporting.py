@@ -368,7 +368,9 @@ class TestBadInput:
     def test_no_folder_of_a_run(self, tmp_path: Path) -> None:
         with pytest.raises(UnreadableRunError, match="is no folder of a run"):
             read_run(tmp_path)
-        for other in (tmp_path / "none", "nul\0", __file__):
+        with pytest.raises(UnreadableRunError, match=r"is no episode log: .* Give one, or the fol"):
+            read_run(__file__)
+        for other in (tmp_path / "none", "nul\0"):
             with pytest.raises(UnreadableRunError, match=r"cannot be read: .* Give the folder"):
                 read_run(other)
 
