@@ -60,7 +60,7 @@ class Lost(str, Enum):
 class Condition(str, Enum):
     """What rules ask besides. The value is the text in the reference."""
 
-    BATCHED = "it is a row of a batched env"
+    SHARES_ENV = "other env_ids are rows of the same env"
     ALONE = "no other env shares its host"
     LAST_ATTEMPT = "`max_retry` allows no further attempt at this reset"
     ATTEMPTS_LEFT = "there is another attempt at this reset"
@@ -160,11 +160,11 @@ def decide(rules: Sequence[Rule[T]], situation: Situation) -> T:
 # -- the tables -----------------------------------------------------------------------------------
 
 LOSSES: tuple[Rule[Lost], ...] = (
-    # The rows of a batched env have no new env but in a new host, with all of them.
-    Rule(Lost.HOST, lost=(_L.ENV,), when=(_C.BATCHED,)),
-    Rule(Lost.HOST, lost=(_L.NOTHING,), at=(_P.STARTING,), when=(_C.BATCHED,)),
-    Rule(Lost.HOST, lost=(_L.NOTHING,), at=(_P.RESETTING,), when=(_C.BATCHED, _C.LAST_ATTEMPT)),
-    Rule(Lost.HOST, lost=(_L.NOTHING,), at=(*STEPS, *REPAIRS), when=(_C.BATCHED, _C.RENEWS)),
+    # Env_ids that share an env have a new one only in a new host, all of them together.
+    Rule(Lost.HOST, lost=(_L.ENV,), when=(_C.SHARES_ENV,)),
+    Rule(Lost.HOST, lost=(_L.NOTHING,), at=(_P.STARTING,), when=(_C.SHARES_ENV,)),
+    Rule(Lost.HOST, lost=(_L.NOTHING,), at=(_P.RESETTING,), when=(_C.SHARES_ENV, _C.LAST_ATTEMPT)),
+    Rule(Lost.HOST, lost=(_L.NOTHING,), at=(*STEPS, *REPAIRS), when=(_C.SHARES_ENV, _C.RENEWS)),
     Rule(Lost.HOST, lost=(_L.ENV,), when=(_C.ALONE,)),
     Rule(Lost.NOTHING, lost=(_L.NOTHING,)),
     Rule(Lost.ENV, lost=(_L.ENV,)),
@@ -734,7 +734,7 @@ class Repair:
         """Return what holds for an env that has failed itself."""
         policy, is_reset = self._policy, env.phase is Phase.RESETTING
         return {
-            Condition.BATCHED: env.batch is not None,
+            Condition.SHARES_ENV: env.shares_env,
             Condition.ALONE: not env.group.is_shared,
             Condition.LAST_ATTEMPT: is_reset and env.attempts >= policy.max_retry,
             Condition.ATTEMPTS_LEFT: is_reset and self._has_attempts(env),

@@ -867,7 +867,7 @@ class ReplyDispatcher:
         charged: bool = True,
     ) -> None:
         if not env.group.is_ending:  # else it has failed already, and its host is being replaced
-            if lost is not Lost.NOTHING or env.batch is not None:  # whose rows may all be lost
+            if lost is not Lost.NOTHING or env.shares_env:  # it may be lost to all of them
                 self._apply_replied(other for other in env.group.envs if other is not env)
             self._repair.fail(env, failure, lost, env_info, charged=charged)
 

@@ -414,7 +414,7 @@ class Slots:
             env, state = table.envs[env_id], states[env_id]
             if env_id in table.failed_while_ready:
                 doomed.append(env_id)
-            elif env.batch is not None or env.host_id is None:
+            elif env.shares_env or env.host_id is None:
                 continue
             elif state == EnvState.NEED_RESET:
                 used.append(env_id)
@@ -439,7 +439,7 @@ class Slots:
     def _refuse_if_hopeless(self) -> None:
         """Tell those who wait if no env will ever be free."""
         table, repair = self._table, self._supervisor.repair
-        envs = [env for env in self._supervisor.envs if env.batch is None]
+        envs = [env for env in self._supervisor.envs if not env.shares_env]
         if any(env.is_under_way or table.owes(env.env_id) for env in envs):
             return
         if any(env.phase is not Phase.IDLE for env in envs):

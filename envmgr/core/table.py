@@ -753,6 +753,11 @@ class ManagedEnv:
         return f"{'spare ' if self.is_spare else ''}env {self.env_id}"
 
     @property
+    def shares_env(self) -> bool:
+        """Whether other env_ids are rows of the same env, which is built and lost with all of them."""
+        return self.batch is not None
+
+    @property
     def is_callable(self) -> bool:
         """Whether its host can take a call now."""
         return self.phase is Phase.IDLE and self.host_id is not None

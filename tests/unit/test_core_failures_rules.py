@@ -64,10 +64,10 @@ ANY: tuple[Any, ...] = ()
 Row = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], str, Any]
 
 EXPECTED_LOSSES: Sequence[Row] = (
-    ((V,), ANY, ANY, "BATCHED", H),
-    ((N,), (B,), ANY, "BATCHED", H),
-    ((N,), (R,), ANY, "BATCHED LAST_ATTEMPT", H),
-    ((N,), (S, X, B, R, W), ANY, "BATCHED RENEWS", H),
+    ((V,), ANY, ANY, "SHARES_ENV", H),
+    ((N,), (B,), ANY, "SHARES_ENV", H),
+    ((N,), (R,), ANY, "SHARES_ENV LAST_ATTEMPT", H),
+    ((N,), (S, X, B, R, W), ANY, "SHARES_ENV RENEWS", H),
     ((V,), ANY, ANY, "ALONE", H),
     ((N,), ANY, ANY, "", N),
     ((V,), ANY, ANY, "", V),
