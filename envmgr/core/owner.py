@@ -109,7 +109,7 @@ class Owner:
         self._last_job: Callable[[], None] | None = None
         self._has_run = self._is_abandoned = False
         self._has_news = True
-        self._watch = Watch(())
+        self._watch, self._watched = Watch(()), list[Any]()
         self._maker = 0
         self._has_engine = threading.Event()
         self._starting = threading.Lock()
@@ -338,8 +338,9 @@ class Owner:
         if transport.arrivals or transport.needs_attention or slots.has_commands:
             self._has_news = True
             return True, 0.0
-        until = min(limits.earliest, slots.until)
-        seconds = math.inf if until == math.inf else max(until - now, 0.0)
+        until, seconds = min(limits.earliest, slots.until), math.inf
+        if until != math.inf:
+            seconds = max(until - now, 0.0)
         if runs_envs and supervisor.table.phases.column.translate(None, _NOT_RUN_HERE):
             is_new, self._has_run = not self._has_run, True
             return is_new, min(seconds, _LOOK_IN_LINE_S)  # of a pool, results may come by and by
@@ -355,19 +356,20 @@ class Owner:
     def _sleep(self, seconds: float) -> None:
         """Wait for something to do, without the engine."""
         self._asleep = True
-        if self.slots.has_commands or self._has_news or self._ending:
+        if self._has_news or self._ending or self.slots.has_commands:
             self._asleep = False
             return
-        with contextlib.suppress(OSError, ValueError):  # an fd that `close` has just closed
-            doorbell = self._doorbell.fileno()
-            fds = [doorbell, *fds_of(self._engine.transport.news())]
-            if self._watch.fds != fds:
-                self._watch = Watch(fds)
-            ready = self._watch.ready(None if math.isinf(seconds) else seconds)
+        try:
+            news, doorbell = self._engine.transport.news(), self._doorbell.fileno()
+            if news != self._watched or not self._watch.fds:
+                self._watch, self._watched = Watch([doorbell, *fds_of(news)]), news
+            ready = self._watch.ready(None if seconds == math.inf else seconds)
             if doorbell in ready:
                 self._doorbell.silence()
-            if len(ready) != (doorbell in ready) or not ready:  # not only that; or a time limit
+            if ready != [doorbell]:  # something else; or nothing, at a time limit
                 self._has_news = True
+        except (OSError, ValueError):  # an fd that `close` has just closed
+            pass
         self._asleep = False
 
     def _end(self) -> None:

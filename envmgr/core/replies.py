@@ -288,7 +288,7 @@ class BlockReplies:
         """
         if flag & PLACE_BITS >= self._places.steps:
             raise ValueMismatchError(f"there is no place {flag & PLACE_BITS} for steps")
-        if after_of(flag) > max(AfterStep):
+        if after_of(flag) > _LAST_AFTER_STEP:
             raise ValueMismatchError("it says something unknown of what follows a step")
         if flag & AFTER_BITS == LATE and not self._may_begin_late(env_id):
             raise ValueMismatchError(LATE_ALONE)

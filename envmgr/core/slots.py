@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -295,8 +294,11 @@ class Slots:
         """Do what was asked for; the engine is held, unless all is shut."""
         commands = self._commands
         while commands:
-            with suppress(IndexError):  # another thread has just taken the last one
-                commands.popleft()()
+            try:
+                command = commands.popleft()
+            except IndexError:  # another thread has just taken the last one
+                return
+            command()
 
     @property
     def has_commands(self) -> bool:
@@ -321,8 +323,9 @@ class Slots:
             for env_id in [i for i in undelivered if i in self._tenants]:
                 if env_id not in self._table.awaits_reset:
                     self._take(self._tenants[env_id])
-        for tenancy in list(self._resetting.values()):
-            self._look_at_reset(tenancy)
+        if self._resetting:
+            for tenancy in list(self._resetting.values()):
+                self._look_at_reset(tenancy)
         if self._leaving:
             self._look_after_leaving()
         if self._waiting and may_lease:

@@ -358,6 +358,7 @@ def test_what_is_put_just_before_it_sleeps_is_seen(patched: pytest.MonkeyPatch) 
             return False
 
     patched.setattr(it.slots, "__class__", Asked)
+    it.owner._has_news = False
     it.owner._sleep(math.inf)
     assert seen == [True], "first it says that it sleeps, then it looks"
 
