@@ -140,5 +140,6 @@ def test_the_report_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "RuntimeError" in figures["failures"]["shown"][0]["text"]
     assert "1 of 9 lines of log.jsonl cannot be read" in figures["unread"][0]
     page = (tmp_path / "log.html").read_text()
-    assert "completed" in page and "RuntimeError" in page
+    assert "completed" in page
+    assert "RuntimeError" in page
     capsys.readouterr()
