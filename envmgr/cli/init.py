@@ -14,17 +14,23 @@ from typing import Any
 import click
 
 from envmgr.cli.exits import DONE
-from envmgr.cli.prepare import manager_of
+from envmgr.cli.prepare import manager_of, quiet_workers
 from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.texts import paragraph
 from envmgr.config.env_factories import key_of
 from envmgr.config_file import resolve_config
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvManagerError
+from envmgr.manager import EnvManager
+from envmgr.texts import counted
 from envmgr.tuning.measuring import profiled
 from envmgr.tuning.template import Tried, config_text
 from envmgr.worker.profiling import Profile
 
 TRIED_STEPS = 3
-PROFILE_S = 0.3
+PROFILES_S = (0.3, 0.03, 0.003)
+"""For how long an env is measured; the shorter times are for envs that do not live as long."""
+
+_MANY = 1_000_000
 
 
 def execute(env: str, env_num: int, out: str | None, allow_import: Sequence[str]) -> int:
@@ -47,7 +53,7 @@ def execute(env: str, env_num: int, out: str | None, allow_import: Sequence[str]
         )
     with logging_to(logging.NullHandler()), doing() as say:
         say(f"trying {env}")
-        tried = _tried(env, env_num, path, allow_import)
+        tried, failed = _tried(env, env_num, path, allow_import)
     text = config_text(env, key_of(env), env_num, str(path), tried)
     try:
         with open(path, "x", encoding="utf-8") as file:
@@ -55,9 +61,11 @@ def execute(env: str, env_num: int, out: str | None, allow_import: Sequence[str]
     except OSError as error:
         raise ConfigError(f"the config cannot be written to {str(path)!r}: {error}") from error
     click.echo(
-        f"envmgr init: {path}: {env_num} envs were launched, and stepped "
+        f"envmgr init: {path}: {counted(env_num, 'env')} launched, and stepped "
         f"{tried.n_steps} times. Next: envmgr check {path}"
     )
+    if failed:
+        click.echo(f"envmgr: warning: {failed}", err=True)
     return DONE
 
 
@@ -65,22 +73,65 @@ def _slug(env: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", env.rpartition(":")[2].rpartition("/")[2].lower()).strip("-")
 
 
-def _tried(env: str, env_num: int, path: Path, allow_import: Sequence[str]) -> Tried:
-    """Launch what will be written, take some steps, and measure one env."""
+def _tried(env: str, env_num: int, path: Path, allow_import: Sequence[str]) -> tuple[Tried, str]:
+    """Launch what will be written, take some steps, and measure one env.
+
+    Returns:
+        What was seen, and what of it failed, in words.
+
+    Raises:
+        EnvManagerError: it cannot be launched, or every step fails.
+    """
     text = config_text(env, key_of(env), env_num, str(path), None)
     with _beside(path, text) as file:  # what may be imported depends on where the config is
         resolved = resolve_config(file, allow_imports=allow_import or None)
-    manager = manager_of(resolved)
+    config = resolved.values.manager
+    config.max_failures = config.max_failures_total = _MANY  # they are counted here
+    failures: list[EnvFailure] = []
     n_steps = 0
-    with manager:
+    with quiet_workers() as config.worker_log, manager_of(resolved) as manager:
         for _ in range(TRIED_STEPS):
             if manager.ready_obs:
-                n_steps += len(manager.step(manager.random_action()))
-        profile: Profile = manager.apply(profiled, PROFILE_S, env_ids=0)[0]
+                timesteps = manager.step(manager.random_action()).values()
+                n_steps += len(timesteps)
+                failures += [t.info["error"] for t in timesteps if "error" in t.info]
+        if n_steps == len(failures):
+            raise EnvManagerError(
+                f"each of the {n_steps} steps that were tried failed, so nothing was written. The "
+                f"first: {failures[0] if failures else 'no env was ever ready'}"
+            )
+        profile = _profile(manager, failures)
         spaces = (str(manager.observation_space), str(manager.action_space))
         metadata: Any = manager.metadata or {}
     modes = tuple(map(str, metadata.get("render_modes", ())))
-    return Tried(profile.as_dict(), spaces, n_steps, modes, tuple(allow_import))
+    tried = Tried(profile.as_dict(), spaces, n_steps, modes, tuple(allow_import))
+    n_failed = len(failures) + profile.n_failed
+    if not n_failed:
+        return tried, ""
+    first = paragraph(failures[0]) if failures else profile.failure.splitlines()[-1]
+    share = n_failed / (n_steps + profile.trial.n_steps)
+    return tried, (
+        f"{n_failed} of {n_steps + profile.trial.n_steps:,} steps that were tried failed "
+        f"({share:.2g} of them; a run bears {config.max_failure_share:g}, see max_failure_share), "
+        f"and the envs went on. The first: {first}"
+    )
+
+
+def _profile(manager: EnvManager, failures: list[EnvFailure]) -> Profile:
+    """Measure one env; for a shorter time if it takes its process with it.
+
+    Raises:
+        EnvFailure: it does so whatever the time.
+    """
+    for seconds in PROFILES_S:
+        try:
+            profile: Profile = manager.apply(profiled, seconds, env_ids=0)[0]
+        except EnvCrash as crash:
+            failures.append(crash)
+            _ = manager.ready_obs  # until it is built anew
+        else:
+            return profile
+    raise failures[-1]
 
 
 @contextlib.contextmanager

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +21,7 @@ from envmgr.config_file import ResolvedConfig, resolve_config
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager, get_env_manager_cls
+from envmgr.texts import counted
 from envmgr.types import EnvFactory
 
 
@@ -147,6 +151,24 @@ def factories_of(
 
 def _makes_envs(resolved: ResolvedConfig) -> bool:
     return getattr(get_env_manager_cls(resolved.values.manager), "makes_envs", False)
+
+
+@contextlib.contextmanager
+def quiet_workers() -> Iterator[str]:
+    """Keep a folder for `worker_log`, for a while: what envs that are tried out print is not ours.
+
+    It is said that there is something in it, and then thrown away.
+    """
+    with tempfile.TemporaryDirectory(prefix="envmgr-") as folder:
+        yield folder
+        lines = b"".join(file.read_bytes() for file in Path(folder).iterdir()).splitlines()
+        n_lines = sum(not line.startswith(b"--- ") for line in lines)  # what each file begins with
+    if n_lines:
+        print(
+            f"envmgr: {counted(n_lines, 'line')} that envs printed while they were tried are left "
+            "out; manager.worker_log keeps them in a run",
+            file=sys.stderr,
+        )
 
 
 def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None:

@@ -12,7 +12,7 @@ import click
 
 from envmgr.cli.exits import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
-from envmgr.cli.prepare import env_name, factories_of
+from envmgr.cli.prepare import env_name, factories_of, quiet_workers
 from envmgr.cli.progress import doing, logging_to
 from envmgr.cli.texts import listed, load_text, print_table, wide_console
 from envmgr.cli.texts import seconds as as_time
@@ -96,9 +96,10 @@ def _tuned(
             f"envmgr tune: {counted(len(factories), 'env')} of {env_name(resolved)}, about "
             f"{seconds:g} s; load {load_text()}"
         )
-    with logging_to(logging.NullHandler()), doing(shows) as say:
+    config = to_plain(resolved.values.manager)
+    with quiet_workers() as folder, logging_to(logging.NullHandler()), doing(shows) as say:
         return tune(
-            to_plain(resolved.values.manager),
+            {**config, "worker_log": config["worker_log"] or folder},
             factories,
             seconds=seconds,
             kinds=kinds,

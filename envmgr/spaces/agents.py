@@ -12,11 +12,9 @@ from envmgr.spaces.codec import ActionCheck, Codec
 from envmgr.spaces.codecs import CODECS, codec_of
 from envmgr.spaces.equality import same_space
 from envmgr.spaces.layouts import Leaf
+from envmgr.spaces.legal import legal_sample, mask_in
 from envmgr.spaces.reading import short_text
 from envmgr.spaces.values import Path, ValueMismatchError, structure_text
-
-_MASK = "action_mask"
-"""By PettingZoo's convention, an entry of observations: which actions are legal."""
 
 
 class AgentSpace(spaces.Space[dict[Any, Any]]):
@@ -60,7 +58,10 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
             observations: of those agents; with an entry `action_mask` only legal actions are drawn
                 of Discrete.
         """
-        return {agent: _legal(self.spaces[agent], obs) for agent, obs in observations.items()}
+        return {
+            agent: legal_sample(self.spaces[agent], mask_in(obs))
+            for agent, obs in observations.items()
+        }
 
     def seed(self, seed: Any = None) -> list[int]:
         """Seed the generator of each agent's space with one of its own.
@@ -103,13 +104,6 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
             agents_of.setdefault(str(space), []).append(agent)
         parts = [f"{', '.join(map(repr, agents))}: {space}" for space, agents in agents_of.items()]
         return f"AgentSpace({'; '.join(parts)})"
-
-
-def _legal(space: spaces.Space[Any], obs: Any) -> Any:
-    """Return a random action that an observation does not say to be illegal."""
-    if isinstance(space, spaces.Discrete) and isinstance(obs, Mapping) and _MASK in obs:
-        return space.sample(np.asarray(obs[_MASK], np.int8))
-    return space.sample()
 
 
 class _AgentsCodec(Codec):
@@ -220,9 +214,16 @@ def _of_others(action: Mapping[Any, Any], living: Mapping[Any, Any]) -> str | No
 
 
 def random_action(space: Any, newest: Newest) -> Any:
-    """Return a random action of a space: of agents, for those that live, if that is known."""
-    living = newest() if isinstance(space, AgentSpace) else None
-    return space.sample() if living is None else space.sample_for(living)
+    """Return a random action of a space, a legal one where the observation has an `action_mask`.
+
+    Of agents, for those that live, if that is known.
+    """
+    if isinstance(space, AgentSpace):
+        living = newest()
+        return space.sample() if living is None else space.sample_for(living)
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return legal_sample(space, mask_in(newest()))
+    return space.sample()
 
 
 def lost_step(space: Any, obs: Any) -> tuple[Any, Any, Any]:

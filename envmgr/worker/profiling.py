@@ -7,6 +7,7 @@ built for it (`profile_env`).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -15,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envmgr.env import adapt
-from envmgr.env.steps import step_env
+from envmgr.env.play import RandomPlay
 from envmgr.proc import queued_s_of
+from envmgr.spaces.legal import has_mask
 from envmgr.types import is_abnormal
 from envmgr.worker.applied import AppliedEnv
 
@@ -78,7 +80,7 @@ def try_env(applied: AppliedEnv, seconds: float) -> Trial:
         seconds: when to stop.
 
     Raises:
-        Exception: whatever the env raises.
+        Exception: whatever the env raises, again and again.
     """
     env, step_result, action_space, params, _ = applied
 
@@ -89,7 +91,28 @@ def try_env(applied: AppliedEnv, seconds: float) -> Trial:
     def reset() -> None:
         adapt.reset_env(env, params)
 
-    return run_trial(take, reset, adapt.sampler_of(env, action_space), seconds)
+    if not has_mask(adapt.spaces_of(env)[0]):
+        with contextlib.suppress(Exception):  # now and then; if not, it is raised below
+            return run_trial(take, reset, adapt.sampler_of(env, action_space), seconds)
+    play = RandomPlay(env, action_space)
+    play.reset(params)
+    return run_trial(*_functions_of(play, params), seconds)
+
+
+def _functions_of(
+    play: RandomPlay, params: Mapping[str, Any] | None
+) -> tuple[Callable[[Any], bool], Callable[[], None], Callable[[], Any]]:
+    """Return what takes an action, begins an episode and draws actions in a play."""
+    is_free = play.is_free
+
+    def take(action: Any) -> bool:
+        timestep = play.step(action if is_free else play.action())
+        return timestep.done or (bool(timestep.info) and is_abnormal(timestep.info))
+
+    def reset() -> None:
+        play.reset(params)
+
+    return take, reset, play.action if is_free else lambda: None
 
 
 def run_trial(
@@ -184,6 +207,8 @@ class Profile(NamedTuple):
         resets_s: likewise of resets.
         own_share: the part of these durations in which it was not kept waiting for a core.
         reset_wait_share: the part of a reset in which the process had nothing to do; 0 to 1.
+        n_failed: how many steps and resets raised.
+        failure: what the first of them raised, and where.
     """
 
     trial: Trial
@@ -191,6 +216,8 @@ class Profile(NamedTuple):
     resets_s: tuple[float, ...]
     own_share: float = 1.0
     reset_wait_share: float = 0.0
+    n_failed: int = 0
+    failure: str = ""
 
     @property
     def own_steps_s(self) -> Any:
@@ -232,30 +259,24 @@ class Profile(NamedTuple):
         }
 
 
-def profile_env(env: Any, params: Mapping[str, Any] | None, seconds: float) -> Profile:
+def profile_env(
+    env: Any, params: Mapping[str, Any] | None, seconds: float, play: RandomPlay | None = None
+) -> Profile:
     """Take random steps in an env, and reset it where an episode ends.
 
     Args:
         env: as `adapt.as_base_env` returns it; it is reset here first.
         params: of its resets.
         seconds: when to stop; at least one step and one reset are measured.
+        play: takes the steps; None: a new one.
 
     Raises:
-        Exception: whatever the env raises.
+        Exception: whatever the env raises, again and again.
     """
-    _, action_space, _ = adapt.spaces_of(env)
-    sample = adapt.sampler_of(env, action_space)
-    is_ahead = sample == action_space.sample  # else it depends on where the env is by then
-
-    def take(action: Any) -> bool:
-        timestep = step_env(env, action if is_ahead else sample())
-        return timestep.done or (bool(timestep.info) and is_abnormal(timestep.info))
-
-    def reset() -> None:
-        adapt.reset_env(env, params)
-
-    reset()
-    return run_profile(take, reset, sample if is_ahead else lambda: None, seconds)
+    play = RandomPlay(env) if play is None else play
+    play.reset(params)
+    profile = run_profile(*_functions_of(play, params), seconds)
+    return profile._replace(n_failed=play.n_failed, failure=play.failure)
 
 
 def run_profile(

@@ -49,6 +49,48 @@ class Dies(Sound):
         if len(self.files) == 3:
             os._exit(7)
         return super().reset(**params)
+
+
+class Flaky(Sound):
+    """Raises in one of 500 steps, and dies in its first reset ever."""
+
+    mark = "died.mark"
+
+    def reset(self, **params):
+        if not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            os._exit(7)
+        return super().reset(**params)
+
+    def step(self, action):
+        if self.np_random.random() < 0.002:
+            raise OSError("socket closed")
+        print("a line of the env's")
+        return super().step(action)
+
+
+class Masked(Sound):
+    """Refuses illegal actions, also in the very first step."""
+
+    observation_space = gymnasium.spaces.Dict(
+        obs=Sound.observation_space, action_mask=gymnasium.spaces.MultiBinary(2)
+    )
+
+    def reset(self, **params):
+        obs, info = super().reset(**params)
+        return {"obs": obs, "action_mask": np.array([0, 1], np.int8)}, info
+
+    def step(self, action):
+        assert action == 1, "illegal"
+        obs, *others = super().step(action)
+        return {"obs": obs, "action_mask": np.array([0, 1], np.int8)}, *others
+
+
+class Wrong(Sound):
+    """Has another shape in every step than its space says."""
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 1.0, False, False, {}
 '''
 
 
@@ -101,3 +143,54 @@ def test_bad_input_is_refused_before_anything_runs(
 ) -> None:
     assert main(["check", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.timeout(120)
+def test_an_env_that_fails_now_and_then_is_looked_at_all_the_same(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    flaky = ["--set", "env.entry=check_users_envs:Flaky", "--methods", "", "--json", "-"]
+    assert main(["check", "c.yaml", *flaky, "--episodes", "400"]) == 0
+    out, err = capfd.readouterr()
+    assert "a line of the env's" not in out
+    assert "lines that envs printed" in err
+    findings = json.loads(out)["findings"]
+    levels = {one["part"]: one["level"] for one in findings if one["part"] != "failures"}
+    assert set(levels.values()) <= {"ok", "warning"}
+    assert {"times", "leaks", "closing", "render", "Ctrl-C"} <= set(levels)
+    steps, deaths = (one for one in findings if one["part"] == "failures")
+    assert steps["level"] == deaths["level"] == "warning"
+    assert "random steps raised: OSError: socket closed" in steps["text"]
+    assert 0 < steps["figures"]["n_failed"] < 0.01 * steps["figures"]["n_steps"]
+    assert deaths["text"].startswith("in 1 of ")
+    assert "its process died: exit code 7" in deaths["text"]
+    assert main(["check", "c.yaml", *flaky, "--episodes", "400", "--strict"]) == 1
+
+
+def test_legal_actions_are_taken() -> None:
+    masked = ["--set", "env.entry=check_users_envs:Masked", "--methods", "", "--episodes", "20"]
+    assert main(["check", "c.yaml", *masked]) == 0
+    assert main(["run", "c.yaml", *masked[:2], "--steps", "50", "--no-output"]) == 0
+    assert main(["init", "check_users_envs:Masked", "--out", "masked.yaml"]) == 0
+
+
+@pytest.mark.parametrize("env_num", [1, 8])
+def test_no_config_is_written_for_an_env_every_step_of_which_fails(
+    folder: Path, env_num: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["init", "check_users_envs:Wrong", "--env-num", str(env_num), "--out", "wrong.yaml"]
+    assert main(args) == 1
+    assert "shape (3,)" in capsys.readouterr().err
+    assert not (folder / "wrong.yaml").exists()
+
+
+def test_a_config_is_written_for_an_env_that_fails_now_and_then(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "died.mark").touch()
+    assert main(["init", "check_users_envs:Flaky", "--env-num", "2", "--out", "flaky.yaml"]) == 0
+    out, err = capfd.readouterr()
+    assert "a line of the env's" not in out + err
+    assert "steps that were tried failed" in err
+    assert "OSError: socket closed" in err
+    assert (folder / "flaky.yaml").exists()

@@ -170,7 +170,7 @@ def test_what_stats_and_the_log_say() -> None:
     }
     assert str(found) == (
         "num_workers: auto: 2 workers for 64 envs on 2 usable cores: for a reason (a step takes "
-        "4 us, of which it waits 0.5 us; a reset 10 us; measured over 1000 steps and 50 episodes; "
+        "4 us, of which it waits 0.5 us; a reset 10 us; measured over 1,000 steps and 50 episodes; "
         "waking a worker takes 45 us, and 20 us of CPU time; built in 250 ms)"
     )
     one = Calibration(8, 2, Choice(1, "r"), 1.25, trial(4000))

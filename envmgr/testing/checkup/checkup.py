@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from envmgr.errors import EnvManagerError
+from envmgr.errors import EnvCrash, EnvManagerError
 from envmgr.testing.checkup import leaks, probes, verdicts
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.interrupting import interrupt
@@ -18,6 +18,9 @@ PACE_S = 1.0
 REBUILT = 6
 METHODS = ("fork", "spawn", "forkserver")
 FRAMES = "rgb_array"
+ATTEMPTS = 3
+"""So often a probe is tried whose process dies."""
+
 ENOUGH = 2
 """After so many hangs and crashes the rest would only say the same again."""
 
@@ -33,6 +36,7 @@ class CheckOptions:
         seed: to reset with.
         methods: start methods to try besides the server.
         close_timeout_s: as `manager.close_timeout`.
+        worker_log: as `manager.worker_log`.
     """
 
     episodes: int = 1000
@@ -41,6 +45,7 @@ class CheckOptions:
     seed: int = 0
     methods: tuple[str, ...] = METHODS
     close_timeout_s: float = 5.0
+    worker_log: str | None = None
 
 
 def check_up(
@@ -64,15 +69,19 @@ def check_up(
         EnvManagerError: no worker process can be started at all.
     """
     options = options or CheckOptions()
-    with contextlib.closing(Laboratory(places=2, limit_s=options.limit_s)) as laboratory:
+    limit_s, worker_log = options.limit_s, options.worker_log
+    opened = Laboratory(places=2, limit_s=limit_s, worker_log=worker_log)
+    with contextlib.closing(opened) as laboratory:
         check = _Check(laboratory, factory, options, with_frames)
         for name, part in check.parts.items():
             begin(name)
             yield from part()
             if check.is_over:
+                yield from check.now_and_then()
                 text = f"the rest was not looked at, as it {check.is_over}"
                 yield Finding("check", Level.NOTE, text)
                 return
+        yield from check.now_and_then()
 
 
 class _Check:
@@ -94,7 +103,9 @@ class _Check:
         self._factory = factory
         self._options = options
         self._with_frames = with_frames
-        self._n_broken = 0
+        self._n_broken = self._n_tries = 0
+        self._plays = probes.Plays()
+        self._deaths: list[ProbeResult] = []
         self.is_over = ""
         self.parts: dict[str, Callable[[], list[Finding]]] = {
             "construction": self._contract,
@@ -108,11 +119,36 @@ class _Check:
         }
 
     def _try(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> ProbeResult:
-        result = self._laboratory.run(probe, *args, place=place)
+        result = self._run(self._laboratory, probe, *args, place=place)
         self._n_broken += result.is_broken
         if self._n_broken >= ENOUGH:
             self.is_over = "hangs or crashes again and again"
         return result
+
+    def _run(
+        self, laboratory: Laboratory, probe: Callable[..., Any], *args: Any, place: int = 0
+    ) -> ProbeResult:
+        """Run a probe; another time in a new process if the env has died: it may do now and then.
+
+        A hang takes as long as it may, and is not tried again.
+        """
+        deaths: list[ProbeResult] = []
+        while True:
+            self._n_tries += 1
+            result = laboratory.run(probes.counted_plays, probe, *args, place=place)
+            if not isinstance(result.failure, EnvCrash) or len(deaths) == ATTEMPTS - 1:
+                break
+            deaths.append(result)
+        if result.failure is not None:
+            return result
+        value, plays = result.value
+        self._plays += plays
+        self._deaths += deaths
+        return ProbeResult(value)
+
+    def now_and_then(self) -> list[Finding]:
+        """Judge what has failed, and gone well afterwards."""
+        return verdicts.of_failures(self._plays, self._deaths, self._n_tries)
 
     def _judged(
         self,
@@ -153,8 +189,9 @@ class _Check:
         untried = {}
         for method in options.methods if not self.is_over else ():
             try:
-                with contextlib.closing(Laboratory(method, limit_s=options.limit_s)) as other:
-                    found[f"with {method}"] = other.run(*arguments)
+                opened = Laboratory(method, 1, options.limit_s, options.worker_log)
+                with contextlib.closing(opened) as other:
+                    found[f"with {method}"] = self._run(other, *arguments)
             except EnvManagerError as error:
                 untried[method] = str(error)
         findings = verdicts.of_trajectories(found)

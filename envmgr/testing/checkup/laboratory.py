@@ -86,12 +86,19 @@ class Laboratory:
         context: how processes start, as `manager.context`.
         places: how many processes.
         limit_s: how long a probe may take.
+        worker_log: as `manager.worker_log`.
 
     Raises:
         EnvManagerError: no worker could be started this way.
     """
 
-    def __init__(self, context: str = "server", places: int = 1, limit_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        context: str = "server",
+        places: int = 1,
+        limit_s: float = 60.0,
+        worker_log: str | None = None,
+    ) -> None:
         config = {
             "type": "subprocess",
             "context": context,
@@ -100,6 +107,7 @@ class Laboratory:
             "max_failures_total": _MANY,
             "retry_waiting_time": 0.0,
             "preload": False,
+            "worker_log": worker_log,
         }
         self._manager: EnvManager = create_env_manager(config, env_fn=[_idle_env] * places)
         self._manager.launch()

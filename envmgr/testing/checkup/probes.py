@@ -15,7 +15,7 @@ import numpy as np
 
 from envmgr.env import adapt
 from envmgr.env.contract import env_name
-from envmgr.env.steps import step_env
+from envmgr.env.play import RandomPlay
 from envmgr.testing.checksums import checksum_of, reward_checksum
 from envmgr.testing.checkup.processes import Holdings, holdings
 from envmgr.testing.env_check import env_problems
@@ -28,6 +28,9 @@ SAMPLES = 40
 
 LONGEST_EPISODE = 1000
 """Steps after which an episode is cut short by a reset."""
+
+CUT = -1
+"""Stands at the end of a trajectory that is not whole."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -69,6 +72,41 @@ def _env_of(factory: Factory) -> Iterator[Any]:
         adapt.close_env(env)
 
 
+_plays: list[RandomPlay] = []
+"""Of the probe that runs in this process."""
+
+
+def _play_of(env: Any) -> RandomPlay:
+    _plays.append(play := RandomPlay(env))
+    return play
+
+
+class Plays(NamedTuple):
+    """What random steps have met.
+
+    Attributes:
+        n_steps: how many were tried.
+        n_failed: how many of them, and of resets, raised.
+        failure: what the first of them raised, and where, as lines.
+    """
+
+    n_steps: int = 0
+    n_failed: int = 0
+    failure: str = ""
+
+    def __add__(self, other: Any) -> Plays:
+        """Return both together."""
+        failure = self.failure or other.failure
+        return Plays(self.n_steps + other.n_steps, self.n_failed + other.n_failed, failure)
+
+
+def counted_plays(probe: Callable[..., Any], *args: Any) -> tuple[Any, Plays]:
+    """Run a probe; return what it returned, and what its random steps met."""
+    _plays.clear()
+    value = probe(*args)
+    return value, sum((Plays(p.n_steps, p.n_failed, p.failure) for p in _plays), Plays())
+
+
 def describe(factory: Factory, n_steps: int = 20) -> Description:
     """Build an env, reset it, and take a few steps."""
     handlers = [signal.getsignal(number) for number in _SIGNALS]
@@ -76,16 +114,16 @@ def describe(factory: Factory, n_steps: int = 20) -> Description:
     with _env_of(factory) as env:
         construction_s = time.perf_counter() - began
         observation_space, action_space, _ = adapt.spaces_of(env)
-        obs, info = adapt.reset_env(env, None)
+        play = _play_of(env)
+        obs, info = play.reset()
         after, unpicklable = holdings(), _why_unpicklable(info)
-        sample = adapt.sampler_of(env, action_space)
         casts = set(_casts(observation_space, obs))
         for _ in range(n_steps):
-            timestep = step_env(env, sample())
+            timestep = play.step(play.action())
             casts |= set(_casts(observation_space, timestep.obs))
             unpicklable = unpicklable or _why_unpicklable(timestep.info)
             if timestep.done:
-                adapt.reset_env(env, None)
+                play.reset()
         built = adapt.as_built(env)
         changed = zip(_SIGNALS, handlers, strict=True)
         return Description(
@@ -125,7 +163,7 @@ def _why_unpicklable(info: Any) -> str:
 
 def contract(factory: Factory, n_steps: int, seed: int) -> list[tuple[str, str]]:
     """Return what `env_problems` finds, as pairs of kind and message."""
-    problems = env_problems(factory, n_steps=n_steps, seed=seed)
+    problems = env_problems(factory, n_steps=n_steps, seed=seed, forgives=True)
     return [(problem.kind, problem.message) for problem in problems]
 
 
@@ -134,7 +172,8 @@ class Trajectory(NamedTuple):
 
     Attributes:
         is_seeded: it takes seeds.
-        first: checksums of observations, rewards and ends, reset after reset.
+        first: checksums of observations, rewards and ends, reset after reset; `CUT` where a step
+            raised, after which nothing can be compared.
         again: likewise, after a second reset of the same env with the same seed.
     """
 
@@ -147,7 +186,7 @@ def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
     """Step an env with actions that follow from the seed, two times over."""
     with _env_of(factory) as env:
         observation_space, action_space, _ = adapt.spaces_of(env)
-        of_obs, sample = checksum_of(observation_space), adapt.sampler_of(env, action_space)
+        of_obs = checksum_of(observation_space)
 
         is_seeded = adapt.takes_seeds(env)
 
@@ -155,12 +194,15 @@ def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
             action_space.seed(seed)
             if is_seeded:
                 adapt.seed_env(env, seed, None)
-            sums = [of_obs(adapt.reset_env(env, None)[0])]
+            play = _play_of(env)
+            sums = [of_obs(play.reset()[0])]
             for _ in range(n_steps):
-                timestep = step_env(env, sample())
+                timestep = play.step(play.action())
+                if play.n_failed:
+                    return (*sums, CUT)
                 sums.append(of_obs(timestep.obs) ^ reward_checksum(timestep.reward))
                 if timestep.done:
-                    sums.append(of_obs(adapt.reset_env(env, None)[0]))
+                    sums.append(of_obs(play.reset()[0]))
             return tuple(sums)
 
         return Trajectory(is_seeded, run(), run())
@@ -176,7 +218,7 @@ def reset_with(factory: Factory, params: dict[str, Any]) -> None:
 def pace(factory: Factory, seconds: float) -> dict[str, Any]:
     """Return how long steps and resets take."""
     with _env_of(factory) as env:
-        return profile_env(env, None, seconds).as_dict()
+        return profile_env(env, None, seconds, _play_of(env)).as_dict()
 
 
 class Endured(NamedTuple):
@@ -199,8 +241,7 @@ def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
     n_steps = cut = 0
     samples = []
     with _env_of(factory) as env:
-        _, action_space, _ = adapt.spaces_of(env)
-        sample = adapt.sampler_of(env, action_space)
+        play = _play_of(env)
         for episode in range(episodes + 1):
             over = time.monotonic() >= end
             if episode % every == 0 or over:
@@ -208,10 +249,10 @@ def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
                 samples.append((episode, holdings()))
             if over or episode == episodes:
                 break
-            adapt.reset_env(env, None)
+            play.reset()
             taken, done = 0, False
             while not done and taken < LONGEST_EPISODE and time.monotonic() < end:
-                done = step_env(env, sample()).done
+                done = play.step(play.action()).done
                 taken += 1
             n_steps += taken
             cut += not done

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envmgr.config import ManagerConfig
 from envmgr.errors import EnvTimeout
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.interrupting import Interrupted
-from envmgr.testing.checkup.laboratory import ProbeResult
-from envmgr.testing.checkup.probes import Description, Trajectory
+from envmgr.testing.checkup.laboratory import ProbeResult, own_frames
+from envmgr.testing.checkup.probes import CUT, Description, Plays, Trajectory
 from envmgr.testing.checkup.processes import Holdings
-from envmgr.texts import short_time
+from envmgr.texts import counted, short_time
 
 _KINDS_OF_CONTRACT = {"spaces": "spaces", "observation": "spaces", "seed": "determinism"}
 CHEAP_STEP_S = 50e-6
 UNEVEN = 4.0
+TOLERATED = ManagerConfig().max_failure_share
 SLOW_RESET_STEPS = 20
 
 
@@ -133,13 +135,49 @@ def of_trajectories(found: Mapping[str, ProbeResult]) -> list[Finding]:
             )
         )
     if not findings:
-        n = len(reference.first)
+        n = sum(value != CUT for value in reference.first)
         text = f"{n} values are the same, twice over and {', '.join(runs)}"
         findings.append(Finding("determinism", Level.OK, text))
     return findings
 
 
+def of_failures(plays: Plays, deaths: Sequence[ProbeResult], n_tries: int) -> list[Finding]:
+    """Judge failures that did not come again at once.
+
+    Args:
+        plays: what random steps have met.
+        deaths: what came of probes whose process died, and which went well afterwards.
+        n_tries: how often probes were tried.
+    """
+    findings = []
+    advice = (
+        "Managers go on with such an env, built anew or reset (on_failure: recover); the steps "
+        "that fail are marked, and none is lost. Mend it where you can."
+    )
+    if plays.n_failed:
+        share = plays.n_failed / max(plays.n_steps, 1)
+        last = plays.failure.splitlines()[-1]
+        text = f"{plays.n_failed:,} of {counted(plays.n_steps, 'random step')} raised: {last}"
+        text += f"\n{own_frames(plays.failure)}"
+        level = Level.WARNING
+        figures = {"n_steps": plays.n_steps, "n_failed": plays.n_failed}
+        level, then = Level.WARNING, advice
+        if share > TOLERATED:
+            level = Level.PROBLEM
+            then = f"A run ends where more fail than max_failure_share ({TOLERATED:g}). Mend it."
+        findings.append(Finding("failures", level, text, then, figures))
+    if deaths:
+        text = f"in {len(deaths)} of {counted(n_tries, 'trial')} {deaths[0].text}"
+        if deaths[0].stack:
+            text += f"\n{deaths[0].stack.rstrip()}"
+        findings.append(Finding("failures", Level.WARNING, text, advice))
+    return findings
+
+
 def _difference_at(one: Sequence[int], other: Sequence[int]) -> int | None:
+    if CUT in (*one[-1:], *other[-1:]):  # nothing of what came after a failure is known
+        n = min(len(one) - (CUT in one), len(other) - (CUT in other))
+        one, other = one[:n], other[:n]
     if one == other:
         return None
     pairs = zip(one, other, strict=False)

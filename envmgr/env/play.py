@@ -1,0 +1,99 @@
+"""Random steps in an env that is tried out: legal ones, also in one that fails now and then."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from envmgr.env import adapt
+from envmgr.env.steps import step_env
+from envmgr.spaces import AgentSpace, has_samples
+from envmgr.spaces.legal import legal_sample, mask_in
+from envmgr.types import EnvTimestep
+
+PATIENCE = 3
+"""An env that fails so often in a row, without a sound step in between, does not work."""
+
+
+class RandomPlay:
+    """Takes random steps in one env.
+
+    Where observations or infos have an `action_mask`, legal actions are drawn. A step that raises
+    ends the episode, as it does in a manager, and is counted; a reset that does is tried again.
+
+    Args:
+        env: as `adapt.as_base_env` returns it.
+        action_space: where actions come from; None: its own.
+        forgives: go on after a failure, unless it works no more; else what it raises is raised.
+
+    Attributes:
+        n_steps: steps that were tried.
+        n_failed: steps and resets that raised.
+        failure: what the first of them raised, and where, as lines; empty if none did.
+    """
+
+    def __init__(self, env: Any, action_space: Any = None, *, forgives: bool = True) -> None:
+        self._env = env
+        self._action_space = adapt.spaces_of(env)[1] if action_space is None else action_space
+        self._is_plain = has_samples(self._action_space) and not isinstance(
+            self._action_space, AgentSpace
+        )
+        self._sample = adapt.sampler_of(env, self._action_space)
+        self._patience = PATIENCE if forgives else 1
+        self._in_a_row = 0
+        self._obs: Any = None
+        self._mask: Any = None
+        self.n_steps = self.n_failed = 0
+        self.failure = ""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether actions may be drawn ahead: they do not depend on where the env is."""
+        return self._is_plain and self._mask is None
+
+    def reset(self, params: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env and return the observation and the reset's info.
+
+        Raises:
+            Exception: whatever the env raises, again and again.
+        """
+        while True:
+            try:
+                self._obs, info = adapt.reset_env(self._env, params)
+            except Exception as error:  # the env's own
+                self._failed(error)
+            else:
+                self._mask = mask_in(self._obs, info)
+                return self._obs, info
+
+    def action(self) -> Any:
+        """Return a random action, a legal one."""
+        return self._sample() if self.is_free else self._drawn()
+
+    def _drawn(self) -> Any:
+        return legal_sample(self._action_space, self._mask) if self._is_plain else self._sample()
+
+    def step(self, action: Any) -> EnvTimestep:
+        """Take a step; one that raises gives the end of the episode, and the last observation.
+
+        Raises:
+            Exception: whatever the env raises, again and again.
+        """
+        self.n_steps += 1
+        try:
+            timestep = step_env(self._env, action)
+        except Exception as error:  # the env's own
+            self._failed(error)
+            return EnvTimestep(self._obs, 0.0, True, {})
+        self._in_a_row = 0
+        self._obs = timestep.obs
+        self._mask = mask_in(timestep.obs, timestep.info)
+        return timestep
+
+    def _failed(self, error: Exception) -> None:
+        self._in_a_row += 1
+        if self._in_a_row >= self._patience:
+            raise error
+        self.n_failed += 1
+        self.failure = self.failure or "".join(traceback.format_exception(error)).rstrip()
