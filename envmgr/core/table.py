@@ -754,7 +754,7 @@ class ManagedEnv:
 
     @property
     def shares_env(self) -> bool:
-        """Whether other env_ids are rows of the same env, which is built and lost with all of them."""
+        """Whether other env_ids are rows of the same env, built and lost with all of them."""
         return self.batch is not None
 
     @property
