@@ -678,7 +678,7 @@ class _Packer:
         self.is_plain = self._converters is None and self.tree.is_flat
 
     def teach(self, in_c: Any, version: int) -> None:
-        """Have a `hot.PlainInfos` write what this packs, which is plain."""
+        """Have C write what this packs, which is plain."""
         tree, codes, offsets = self.tree, "".join(self.codes), tuple(self.offsets)
         types = tuple(tree.types)
         in_c.learn(
@@ -916,7 +916,7 @@ class InfoWriter:
 
     def write(self, info: dict[str, Any]) -> bool:
         """Write an info that is not empty; False if it has to go otherwise."""
-        # As of `_Packer.write`, in one piece: it is in every step. `hot.PlainInfos` does the same.
+        # As of `_Packer.write`, in one piece: it is in every step, and there in C, too.
         if (
             [*info] == self._keys
             and [*map(type, info.values())] == self._types

@@ -7,7 +7,6 @@ built for it (`profile_env`).
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -91,12 +90,19 @@ def try_env(applied: AppliedEnv, seconds: float) -> Trial:
     def reset() -> None:
         adapt.reset_env(env, params)
 
-    if not has_mask(adapt.spaces_of(env)[0]):
-        with contextlib.suppress(Exception):  # now and then; if not, it is raised below
+    if not has_mask(getattr(env, "observation_space", None)):
+        try:
             return run_trial(take, reset, adapt.sampler_of(env, action_space), seconds)
+        except Exception as error:  # now and then; if not, it is raised below
+            raised = error
+    else:
+        raised = None
     play = RandomPlay(env, action_space)
     play.reset(params)
-    return run_trial(*_functions_of(play, params), seconds)
+    trial = run_trial(*_functions_of(play, params), seconds)
+    if raised is not None and play.n_failed >= play.n_steps:
+        raise raised
+    return trial
 
 
 def _functions_of(
