@@ -17,7 +17,7 @@ def test_what_init_writes_can_be_benched(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", "CartPole-v1", "--env-num", "2"]) == 0
-    assert "cartpole-v1.yaml: 2 envs were launched" in capsys.readouterr().out
+    assert "cartpole-v1.yaml: 2 envs launched" in capsys.readouterr().out
     config = load_config("cartpole-v1.yaml")
     assert (config.env.id, config.manager.env_num) == ("CartPole-v1", 2)
     assert [*tmp_path.iterdir()] == [tmp_path / "cartpole-v1.yaml"]

@@ -17,6 +17,7 @@ from envmgr.core.collect import Collector
 from envmgr.core.submit import Submitter
 from envmgr.hot import hot
 from envmgr.wire.block import block_is_possible
+from tests.contract.harness import ready_all, step_all
 
 pytestmark = pytest.mark.skipif(
     hot is None or not block_is_possible(), reason=f"no C: {envmgr.hot.WHY}"
@@ -184,15 +185,15 @@ def test_ends_among_infos_are_found_in_c(
             if number == 40:  # the forms of infos are known by then
                 monkeypatch.setattr(Collector, "_mixed", looked)
             at = number % 3 + 1
-            assert sorted(manager.ready_obs) == list(range(N))
+            ready_all(manager)
             actions = dict.fromkeys(range(N), number % 3)
             if form == "dict":
-                steps = manager.step(actions)
+                steps = step_all(manager, actions)
                 infos = [steps[i].info for i in range(N)]
                 ends = [steps[i].done for i in range(N)]
             else:
                 manager.send_arrays(list(actions), np.array(list(actions.values())))
-                batch = manager.recv_arrays()
+                batch = manager.recv_arrays(min_ready=N)
                 infos, ends = list(batch.infos), list(batch.terminated)
                 values, present = batch.info_columns["at"]
                 assert (values.tolist(), present.all()) == ([at] * N, True)
@@ -204,5 +205,6 @@ def test_ends_among_infos_are_found_in_c(
                 assert [type(value) for value in told.values()] == [int, float, np.float64]
                 assert info.get("terminated", False) is (at == 3)
         assert not looked_at
+        ready_all(manager)
         begun = {info["episode"] for info in manager.ready_info.values()}
         assert begun == {21}
