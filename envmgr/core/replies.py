@@ -8,6 +8,7 @@ the env's own business.
 from __future__ import annotations
 
 import logging
+import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -51,7 +52,7 @@ from envmgr.wire.block import (
     items,
 )
 from envmgr.wire.info_columns import InfoColumns, columns_of
-from envmgr.wire.info_forms import InfoForm, RecordBatch
+from envmgr.wire.info_forms import InfoForm, RecordBatch, RecordRow, RecordTable
 from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.messages import (
     UNANSWERED,
@@ -350,7 +351,7 @@ class BlockReplies:
         if handed_over is not None:
             infos = handed_over.infos
             found = infos[rows] if selection.is_slice else [infos[i] for i in selection.ids]
-            return HandedBatch(found, odd)
+            return _handed_batch(found, odd)
         block = self._block
         if hot is not None and selection.is_slice and not odd:
             copied = hot.records(
@@ -389,7 +390,8 @@ class BlockReplies:
 
     def _info(self, env_id: int) -> dict[str, Any]:
         if self._handed_over is not None:
-            return self._taken(self._handed_over.infos[env_id])
+            info = self._handed_over.infos[env_id]
+            return self._taken(info.info() if type(info) is RecordRow else info)
         return self._decoded(self._block.infos[env_id], self._block.info_forms[env_id])
 
     def _reset_info(self, env_id: int) -> dict[str, Any]:
@@ -419,6 +421,20 @@ def _without_info(raw: bytes) -> list[int]:
     flags: Any = np.frombuffer(raw, np.uint16)
     found: list[int] = (flags & np.uint16(HAS_INFO) == 0).nonzero()[0].tolist()
     return found
+
+
+def _handed_batch(found: list[Any], odd: Sequence[int]) -> RecordBatch | HandedBatch:
+    """Return infos that were handed over; those of vector envs may be records."""
+    kinds = set(map(type, found))
+    if RecordRow in kinds:
+        if len(kinds) == 1 and not odd and len(tables := set(map(_table_of, found))) == 1:
+            return tables.pop().batch(list(map(_row_of, found)))
+        found = [one.info() if type(one) is RecordRow else one for one in found]
+    return HandedBatch(found, odd)
+
+
+_table_of: Callable[[RecordRow], RecordTable] = operator.attrgetter("records")
+_row_of: Callable[[RecordRow], int] = operator.attrgetter("row")
 
 
 class HandedBatch:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
+
+NumberColumn = tuple[tuple[str, ...], npt.NDArray[Any], npt.NDArray[np.bool_] | None]
+"""The values that all rows of a vector env have for a key: its keys, from the outermost inwards;
+numbers (n,), which infos of single envs have as Python's, or arrays (n, *shape); and which of the
+rows have one, None for all of them."""
 
 
 class RowInfos(Sequence[Mapping[str, Any]]):
-    """The infos of rows; made when one of them is asked for.
+    """The infos of rows; made when one of them is asked for, which is before the env's next step.
 
     Args:
         infos: as the vector env gave them.
@@ -28,21 +35,43 @@ class RowInfos(Sequence[Mapping[str, Any]]):
         instead: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         self._instead = instead or {}
-        self._columns = _columns_of(infos, num_envs, hidden)
+        self._infos = infos
+        self._hidden = hidden
         self._rows = rows
         self._num_envs = num_envs
 
+    @cached_property
+    def _columns(self) -> _Columns:
+        return _columns_of(self._infos, self._num_envs, self._hidden)
+
     @property
-    def told(self) -> list[int]:
+    def told(self) -> Sequence[int]:
         """The positions of infos that are not empty, ascending."""
         instead = self._instead
-        if not self._columns:
+        masks = [mask for _, _, mask in _entries(self._infos, self._hidden)]
+        if not masks:
             return [k for k, row in enumerate(self._rows) if instead.get(row)] if instead else []
-        masks = [mask for _, _, mask in self._columns]
-        if None in masks:  # each of them has something
-            masks = [[True] * self._num_envs]
-        told = [any(each) for each in zip(*masks, strict=True)]
+        if any(mask is None or np.all(mask) for mask in masks):  # each of them has something
+            if not instead:
+                return range(len(self._rows))
+            told = [True] * self._num_envs
+        else:
+            told = np.logical_or.reduce([np.asarray(mask, bool) for mask in masks]).tolist()
         return [k for k, row in enumerate(self._rows) if instead.get(row, told[row])]
+
+    def numbers(self) -> list[NumberColumn] | None:
+        """Return the infos of all rows as columns, if all of their values are numbers.
+
+        Returns:
+            The columns are the env's own, and valid until its next step. None if there are values
+            of other types, or infos in infos that some of the rows do not have, or so few rows that
+            they cost less one by one.
+        """
+        if self._instead or not _FEWEST_ROWS <= self._num_envs == len(self._rows):
+            return None
+        found: list[NumberColumn] = []
+        fits = _add_numbers(found, self._infos, self._num_envs, self._hidden)
+        return found if fits else None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -86,14 +115,64 @@ class _Nested:
         return _row_of(self._columns, row)
 
 
+def _entries(
+    infos: Mapping[str, Any], hidden: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Any, Any]]:
+    """Iterate over keys, with what is there for the rows, and the mask of those that have it."""
+    for key, value in infos.items():
+        if key not in hidden and not (key.startswith("_") and key[1:] in infos):
+            yield key, value, infos.get(f"_{key}")
+
+
+def _add_numbers(
+    found: list[NumberColumn],
+    infos: Mapping[str, Any],
+    num_envs: int,
+    hidden: frozenset[str] = frozenset(),
+    inside: tuple[str, ...] = (),
+) -> bool:
+    """Add columns to those that were found; False if one of them is not of numbers."""
+    for key, value, mask in _entries(infos, hidden):
+        present = None
+        if mask is not None:
+            present = np.asarray(mask, bool)
+            if present.shape != (num_envs,):
+                return False
+            if present.all():
+                present = None
+        path = (*inside, key)
+        if isinstance(value, Mapping):
+            # Which of the rows have an inner info that is empty could not be told.
+            if present is not None or not value or len(path) > _MOST_DEPTH:
+                return False
+            first = len(found)
+            if not _add_numbers(found, value, num_envs, inside=path):
+                return False
+            if any(one is not None for _, _, one in found[first:]):
+                return False
+        elif type(value) is np.ndarray and value.shape[:1] == (num_envs,):
+            if value.dtype.kind not in "biuf" or value.dtype.itemsize > _LARGEST_NUMBER:
+                return False
+            if value.ndim == 1 and value.dtype == np.uint64:  # as Python's it may be too large
+                return False
+            found.append((path, value, present))
+        else:
+            return False
+    return True
+
+
+_FEWEST_ROWS = 24
+"""Of five numbers each: 16 rows take 125 us one by one and 159 as columns, 32 take 182 and 162."""
+
+_MOST_DEPTH = 8
+_LARGEST_NUMBER = 8
+
+
 def _columns_of(
     infos: Mapping[str, Any], num_envs: int, hidden: frozenset[str] = frozenset()
 ) -> _Columns:
     columns: _Columns = []
-    for key, value in infos.items():
-        if key in hidden or (key.startswith("_") and key[1:] in infos):  # the mask of another
-            continue
-        mask = infos.get(f"_{key}")
+    for key, value, mask in _entries(infos, hidden):
         values: Any = _Whole(value)
         if isinstance(value, Mapping):
             values = _Nested(_columns_of(value, num_envs))

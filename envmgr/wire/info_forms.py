@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.env.vector_infos import NumberColumn
 from envmgr.hot import hot
 from envmgr.spaces import Array, ValueMismatchError
 from envmgr.wire.info_columns import InfoColumn, InfoColumns
@@ -276,6 +277,24 @@ def _is_sound(field: Any) -> bool:
         return False
     are_sizes = all(type(size) is int and 0 <= size <= RECORD_BYTES for size in shape)
     return are_sizes and math.prod(shape) <= RECORD_BYTES
+
+
+_PYTHONS = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
+"""What is in infos of single envs where a vector env has a column of numbers."""
+
+
+def form_of_columns(columns: Sequence[NumberColumn]) -> InfoForm | None:
+    """Return the form of the infos that are there as columns; None if they cannot be records."""
+    fields = [
+        InfoField(path, _PYTHONS[values.dtype.kind])
+        if values.ndim == 1
+        else InfoField(path, values.dtype.str, values.shape[1:])
+        for path, values, _ in columns
+    ]
+    try:
+        return InfoForm(fields)
+    except ValueError:
+        return None
 
 
 def form_of(info: dict[str, Any]) -> InfoForm | None:
@@ -787,6 +806,13 @@ class HostForms:
                 self.numbered[number] = InfoForm(fields)
                 self.versions[0] += 1
 
+    def number_of(self, form: InfoForm) -> int | None:
+        """Return the number of exactly this form; None if it has none."""
+        for number, known in self.numbered.items():
+            if known == form:
+                return number
+        return None
+
     def packer_for(self, info: dict[str, Any]) -> _Packer | None:
         """Return what packs an info; None if it is of none of the forms."""
         form = form_of(info) if self.numbered else None
@@ -847,6 +873,61 @@ class FormSeeker:
             self._forms.propose(env_id, self._form)
             self._form = None
             self._n_seen = 0
+
+
+class RecordTable:
+    """Records of all rows of a vector env.
+
+    Args:
+        form: of all of them.
+        count: how many rows there are.
+
+    Attributes:
+        form: likewise.
+        table: the records: (n, bytes) uint8.
+        rows: one for each row.
+    """
+
+    def __init__(self, form: InfoForm, count: int) -> None:
+        self.form = form
+        self.table: Array = np.zeros((count, form.nbytes), np.uint8)
+        self.rows = [RecordRow(self, row) for row in range(count)]
+        values = self.table.view(form.dtype)[:, 0]
+        self._values: list[Array] = [values[name] for name in form.names]
+        self._presences: Array = self.table[:, : _PRESENCE.size].view(np.uint32)[:, 0]
+
+    def write(self, columns: Sequence[NumberColumn], rows: Any) -> None:
+        """Write infos of some rows, which are there as columns of all rows."""
+        presences: Any = self.form.most_present
+        for k, (target, (_, values, present)) in enumerate(zip(self._values, columns, strict=True)):
+            given = values[rows]
+            if present is not None:
+                absent = ~present[rows]
+                given = given.copy()
+                given[absent] = 0
+                presences = presences & ~(absent.astype(np.uint32) << np.uint32(k))
+            target[rows] = given
+        self._presences[rows] = presences
+
+    def batch(self, rows: Sequence[int]) -> RecordBatch:
+        """Return copies of the infos of rows."""
+        return self.form.batch(bytearray(self.table[rows].tobytes()), len(rows))
+
+
+class RecordRow(NamedTuple):
+    """The info of a row, until it is asked for.
+
+    Attributes:
+        records: where it is.
+        row: which one.
+    """
+
+    records: RecordTable
+    row: int
+
+    def info(self) -> dict[str, Any]:
+        """Return the info; each time another dict."""
+        return self.records.form.read(self.records.table[self.row].tobytes())
 
 
 class InfoWriter:

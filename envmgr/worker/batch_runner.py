@@ -23,6 +23,7 @@ from envmgr.env.async_batch import AsyncBatchedEnv
 from envmgr.env.batch_specs import Batch
 from envmgr.env.batched import BatchedEnv, BatchRow, First, firsts_of, step_results_of, step_rows
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, StepResult
+from envmgr.env.vector_infos import RowInfos
 from envmgr.spaces import Array
 from envmgr.types import EnvFactory, is_abnormal
 from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, items
@@ -35,7 +36,7 @@ from envmgr.wire.messages import (
     ResetRequest,
 )
 from envmgr.worker.env_runner import BlockRow, EnvRunner, HostContext
-from envmgr.worker.sinks import BlockSink, MessageSink, reraise_interrupt
+from envmgr.worker.sinks import BlockSink, ColumnSink, MessageSink, reraise_interrupt
 
 
 class RowStep(NamedTuple):
@@ -576,6 +577,7 @@ def for_all_rows(columns: StepColumns, rows: Array, count: int) -> StepColumns:
 
 
 _ENDING_IS_KNOWN = TOLD << ENDING_SHIFT
+_HAS_INFO = np.uint16(HAS_INFO)
 _TERMINATED = np.uint16(TERMINATED << ENDING_SHIFT | DONE)
 _TRUNCATED = np.uint16(TRUNCATED << ENDING_SHIFT | DONE)
 _CODES_OF_AFTER = {after: int(after) << AFTER_SHIFT for after in AfterStep}
@@ -604,6 +606,7 @@ class ColumnSteps:
     def __init__(self, batch: BatchRunner, block_rows: Sequence[BlockRow]) -> None:
         self._batch = batch
         self._sinks = [block_row.sink for block_row in block_rows]
+        self._info_columns = ColumnSink(self._sinks)
         self._runners = [cast("RowRunner", block_row.runner) for block_row in block_rows]
         self._count = len(block_rows)
         self._all = list(range(self._count))
@@ -796,6 +799,11 @@ class ColumnSteps:
         """Write infos beside the answers; return the rows whose infos there is no room for."""
         others: list[int] = []
         infos, sinks = columns.infos, self._sinks
+        if type(infos) is RowInfos and (numbers := infos.numbers()) is not None:
+            told = self._info_columns.write(numbers, mask)
+            if told is not None:
+                flags |= told * _HAS_INFO
+                return others
         for row in columns.rows_with_info:
             if mask is not None and not mask[row]:
                 continue

@@ -12,7 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from envmgr.env.contract import EnvContractError, StepResult, info_of
+from envmgr.env.vector_infos import NumberColumn
 from envmgr.spaces import NonFiniteError, ValueMismatchError
 from envmgr.spaces.interrupts import came_through_a_handler, pass_interrupt_on
 from envmgr.wire.block import (
@@ -28,7 +31,13 @@ from envmgr.wire.block import (
 )
 from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings
-from envmgr.wire.info_forms import HostForms, InfoWriter
+from envmgr.wire.info_forms import (
+    HostForms,
+    InfoForm,
+    InfoWriter,
+    RecordTable,
+    form_of_columns,
+)
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op, RemoteFailure, make_message
 from envmgr.wire.rewards import FIRST_ARRAY, FIRST_WIDE, kind_of_reward
@@ -193,6 +202,7 @@ class BlockSink(MessageSink):
         forms: what the host knows of forms of infos.
 
     Attributes:
+        forms: likewise.
         write_info: writes the info of a step, a dict that is not empty, where it costs least; false
             if it has to go otherwise.
         write_reset_info: likewise of a reset.
@@ -211,6 +221,7 @@ class BlockSink(MessageSink):
         self.block = block
         self.row = row
         self.env_id = env_id
+        self.forms = forms
         self._note_running = note_running
         self._encoder = InfoEncoder(INFO_BYTES)
         self.write_info: WriteInfo
@@ -308,6 +319,70 @@ class BlockSink(MessageSink):
             return False
         infos[self.row, : len(data)] = memoryview(data)
         return True
+
+
+class ColumnSink:
+    """Writes the infos of steps of a batch that gives them as columns.
+
+    Args:
+        sinks: of all of its rows, which are side by side in the block.
+    """
+
+    def __init__(self, sinks: Sequence[BlockSink]) -> None:
+        first, count = sinks[0], len(sinks)
+        self._forms, self._env_id = first.forms, first.env_id
+        self._count = count
+        self._first = first.row
+        rows = slice(first.row, first.row + count)
+        handed_over = first.block.plan.handed_over
+        self._handed_over = None if handed_over is None else handed_over.infos
+        if handed_over is None:
+            self._numbers, self._infos = first.block.info_forms[rows], first.block.infos[rows]
+        self._described: Any = None
+        self._records: RecordTable | None = None
+        self._number, self._version = 0, -1
+
+    def write(self, columns: Sequence[NumberColumn], mask: Any) -> Any:
+        """Write infos beside the answers that follow, as records.
+
+        Args:
+            columns: the infos of all rows.
+            mask: (n,) bool: the rows that are meant; None: all of them.
+
+        Returns:
+            (n,) bool: which of the rows have an info; True: all of them. None: nothing was written,
+            and the infos have to go otherwise.
+        """
+        described = [(path, values.dtype, values.shape) for path, values, _ in columns]
+        if described != self._described:
+            form = form_of_columns(columns)
+            self._records = None if form is None else RecordTable(form, self._count)
+            self._described, self._version = described, -1
+        records = self._records
+        if records is None or (self._handed_over is None and not self._has_number(records.form)):
+            return None
+        rows: Any = slice(None) if mask is None else mask.nonzero()[0]
+        records.write(columns, rows)
+        if self._handed_over is None:
+            self._infos[rows, : records.form.nbytes] = records.table[rows]
+            self._numbers[rows] = self._number
+        elif mask is None:
+            self._handed_over[self._first : self._first + self._count] = records.rows
+        else:
+            for row in rows.tolist():
+                self._handed_over[self._first + row] = records.rows[row]
+        present = [one for _, _, one in columns if one is not None]
+        return np.logical_or.reduce(present) if len(present) == len(columns) else True
+
+    def _has_number(self, form: InfoForm) -> bool:
+        """Whether the trainer has numbered a form; if it does not know it, it is told."""
+        forms = self._forms
+        if self._version != forms.versions[0]:
+            number = forms.number_of(form)
+            if number is None and not forms.is_given_up:
+                forms.propose(self._env_id, form)
+            self._number, self._version = number or 0, forms.versions[0]
+        return self._number != 0 and not forms.is_given_up
 
 
 def _ignore(info: dict[Any, Any]) -> None:

@@ -10,11 +10,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 
 from envmgr import GymVectorEnvManager, as_gymnasium, create_env_manager, make
 from envmgr.env import BatchedEnvSpec, VectorBatch
 from envmgr.errors import ConfigError, EnvNotReadyError, LaunchError, NothingReadyError
-from tests.contract.harness import ALL_BLOCK, IN_LINE, SOME_MESSAGE, Setup, over
+from envmgr.wire.info_columns import columns_of
+from envmgr.wire.info_forms import RecordBatch
+from tests.contract.harness import ALL_BLOCK, IN_LINE, SOME_MESSAGE, Setup, over, ready_all
+from tests.values import same_values
 from tests.walkers import MODES, OneGenerator, Walker, episodes_of, vector_of
 
 SIZE, ENV_NUM = 3, 6
@@ -252,3 +257,84 @@ def test_an_old_gymnasium_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(gymnasium.vector, "AutoresetMode")
     with pytest.raises(ImportError, match=r"gymnasium 1\.1 or later"):
         create_env_manager({"type": "gym_vector"}, env_fn=[Walker])
+
+
+WIDE = 30
+"""So many rows that their infos go as columns."""
+
+
+class TellingVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Its infos say how many steps it has taken; every second row has one key more."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.num_envs, self.n = WIDE, 0
+        self.single_observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(3)
+        self.observation_space = batch_space(self.single_observation_space, WIDE)
+        self.action_space = batch_space(self.single_action_space, WIDE)
+        # The arrays of all infos: each step writes them anew.
+        self.told: dict[str, Any] = {
+            "n": np.zeros(WIDE, np.int32),
+            "x": np.zeros(WIDE, np.float32),
+            "_x": np.ones(WIDE, bool),
+            "odd": np.zeros((WIDE, 2), np.int16),
+            "_odd": np.arange(WIDE) % 2 == 1,
+        }
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Begin."""
+        return np.zeros((WIDE, 2), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        """Count."""
+        self.n += 1
+        self.told["n"][:] = self.n
+        self.told["x"][:] = self.n / 3 + np.arange(WIDE)
+        self.told["odd"][:] = self.n
+        no = np.zeros(WIDE, bool)
+        return np.zeros((WIDE, 2), np.float32), np.zeros(WIDE), no, no, self.told
+
+
+def told_to(row: int, n: int) -> dict[str, Any]:
+    info: dict[str, Any] = {"n": n, "x": float(np.float32(n / 3 + row))}
+    if row % 2:
+        info["odd"] = np.full(2, n, np.int16)
+    return {**info, "terminated": False, "truncated": False}
+
+
+@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
+def test_infos_go_as_columns_and_are_those_of_the_rows(setup: Setup) -> None:
+    factory = partial(vector_batch, TellingVector)
+    spec = BatchedEnvSpec(factory, WIDE, partial_steps=True)
+    n_records, every = 0, list(range(WIDE))
+    with create_env_manager(dict(setup.cfg), env_fn=[spec] * WIDE) as manager:
+        for n in range(1, 30):
+            ready_all(manager)
+            manager.send_arrays(every, np.zeros(WIDE, np.int64))
+            batch = manager.recv_arrays(min_ready=WIDE)
+            read = getattr(getattr(batch.infos, "_remarks", None), "infos", None)
+            n_records += type(read) is RecordBatch
+            infos = [told_to(i, n) for i in batch.env_ids.tolist()]
+            assert same_values(batch.info_columns, columns_of(infos))
+            assert same_values(list(batch.infos), infos)
+        goes_as_columns = setup.kind == "base" or setup.shared_memory
+        assert (n_records > 10) is goes_as_columns
+        # What nobody has asked for yet stays as it is while others are stepped.
+        first, others = every[::3], sorted({*every} - {*every[::3]})
+        manager.send(dict.fromkeys(first, 0))
+        manager.get_attr("observation_space", env_ids=others[:1])  # that step comes first
+        manager.send(dict.fromkeys(others, 0))
+        timesteps: dict[int, Any] = {}
+        while len(timesteps) < WIDE:
+            timesteps.update(manager.recv())
+        # By the block a worker may find both together: then it is one step.
+        later = timesteps[others[0]].info["n"]
+        assert later == 31 or (setup.shared_memory and later == 30)
+        expected = {i: told_to(i, 30 if i in first else later) for i in every}
+        assert all(same_values(timesteps[i].info, expected[i]) for i in every)
+
+
+def vector_batch(make_env: Any) -> VectorBatch:
+    return VectorBatch(make_env())

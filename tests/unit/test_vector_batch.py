@@ -11,6 +11,9 @@ from gymnasium.spaces import Discrete
 
 from envmgr.env import BatchedEnvSpec, EnvContractError, VectorBatch
 from envmgr.env.vector_infos import RowInfos
+from envmgr.wire.info_columns import columns_of
+from envmgr.wire.info_forms import RecordTable, form_of_columns
+from tests.values import same_values
 from tests.walkers import MODES, OneGenerator, Walker, vector_of
 
 NONE: list[int | None] = [None] * 3
@@ -202,3 +205,67 @@ def test_infos_of_rows() -> None:
     assert (hidden.told, hidden[0]) == ([], {})
     assert RowInfos(infos, [0, 1], 3, hidden=frozenset(infos), instead={1: {"a": 1}}).told == [1]
     assert RowInfos({"score": infos["score"]}, [0, 1], 3, instead={0: {}}).told == [1]
+
+
+def random_vector_infos(random: np.random.Generator, n: int) -> dict[str, Any]:
+    """Return infos as vector envs give them: numbers, arrays of them, of all rows or of some."""
+    dtypes = "?", "i1", "u2", "i4", "u4", "i8", "f2", "f4", "f8"
+    infos: dict[str, Any] = {}
+    for k in range(random.integers(1, 5)):
+        shape = (n, *random.integers(0, 3, random.integers(0, 3)))
+        values = (random.normal(size=shape) * 50).astype(random.choice(dtypes))
+        infos[f"k{k}"] = values
+        if random.random() < 0.6:
+            infos[f"_k{k}"] = random.random(n) < random.choice([0.0, 0.5, 1.0])
+    if random.random() < 0.3:
+        infos["deep"] = {"x": np.arange(n, dtype=np.float32), "_x": np.ones(n, bool)}
+        if random.random() < 0.5:
+            infos["_deep"] = np.ones(n, bool)
+    return infos
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_infos_as_records_are_those_that_rows_have_one_by_one(seed: int) -> None:
+    random, n = np.random.default_rng(seed), 30
+    infos = random_vector_infos(random, n)
+    rows = RowInfos(infos, range(n), n)
+    columns = rows.numbers()
+    assert columns is not None
+    form = form_of_columns(columns)
+    assert form is not None
+    records = RecordTable(form, n)
+    records.write([(path, values[::-1], None) for path, values, _ in columns], slice(None))
+    some = random.permutation(n)[:20]
+    records.write(columns, some)
+    expected = [rows[row] for row in some]
+    batch = records.batch(some.tolist())
+    assert same_values(batch.dicts(), expected)
+    assert same_values([records.rows[row].info() for row in some], expected)
+    assert same_values(batch.columns(), columns_of(expected))
+    before = records.table.copy()
+    records.write(columns, some[:3])
+    assert np.array_equal(records.table, before), "what others have was written over"
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        {"text": np.array(["a"] * 30)},
+        {"object": np.array([None] * 30)},
+        {"large": np.full(30, 2**63, np.uint64)},
+        {"long": np.zeros(30, np.longdouble)},
+        {"of the env": 3},
+        {"listed": [0] * 30},
+        {"deep": {"x": np.zeros(30)}, "_deep": np.arange(30) < 4},
+        {"deep": {"x": np.zeros(30), "_x": np.arange(30) < 4}},
+        {"deep": {}},
+        {"short": np.zeros(30), "_short": np.ones(29, bool)},
+    ],
+    ids=lambda infos: next(iter(infos)),
+)
+def test_infos_that_are_no_columns_of_numbers(infos: dict[str, Any]) -> None:
+    assert RowInfos(infos, range(30), 30).numbers() is None
+    assert RowInfos({"x": np.zeros(30)}, range(30), 30, instead={1: {}}).numbers() is None
+    abnormal = RowInfos({"abnormal": np.zeros(30, bool)}, range(30), 30).numbers()
+    assert abnormal is not None
+    assert form_of_columns(abnormal) is None
