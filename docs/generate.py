@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: config, lifecycle, what follows failures, errors, API.
+"""Writes docs/reference from the code, and the types of configs that follow from their schema.
 
 python docs/generate.py          write the pages
 python docs/generate.py --check  say which are out of date; exit code 1 if any is
@@ -19,6 +19,8 @@ from generating.architecture_page import architecture_page  # noqa: E402
 from generating.code_pages import api_page, errors_page, testing_page  # noqa: E402
 from generating.config_page import config_page  # noqa: E402
 from generating.failures_page import failures_page  # noqa: E402
+from generating.keywords_module import FILE as KEYWORDS  # noqa: E402
+from generating.keywords_module import keywords_module  # noqa: E402
 from generating.lifecycle_page import lifecycle_page  # noqa: E402
 
 FOLDER = HERE / "reference"
@@ -42,6 +44,11 @@ def page(name: str) -> str:
     return text.rstrip("\n") + "\n"
 
 
+def _shown(file: Path) -> str:
+    root = HERE.parent
+    return str(file.relative_to(root)) if file.is_relative_to(root) else str(file)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages, or say which are out of date; return the exit code."""
     parser = argparse.ArgumentParser(description="Write docs/reference from the code.")
@@ -50,12 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     stale = 0
-    for name in PAGES:
-        file, text = FOLDER / name, page(name)
+    files = {FOLDER / name: page(name) for name in PAGES}
+    for file, text in {**files, KEYWORDS: keywords_module()}.items():
         if file.is_file() and file.read_text(encoding="utf-8") == text:
             continue
         stale += 1
-        print(f"{'out of date' if options.check else 'written'}: docs/reference/{name}")
+        print(f"{'out of date' if options.check else 'written'}: {_shown(file)}")
         if not options.check:
             FOLDER.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from envmgr.adapters.entries import as_sb3, as_tianshou
     from envmgr.adapters.gymnasium import as_gymnasium
+    from envmgr.collect import RolloutCollector
     from envmgr.config_file import load_config
     from envmgr.env import BaseEnv
     from envmgr.lifecycle import EnvState
@@ -49,6 +50,7 @@ __all__ = [
     "Outcome",
     "PoolEnvManager",
     "RayEnvManager",
+    "RolloutCollector",
     "Snapshot",
     "SubprocessEnvManagerV2",
     "SyncSubprocessEnvManager",
@@ -76,6 +78,7 @@ _HOME = {
     "Outcome": "outcomes",
     "PoolEnvManager": "managers",
     "RayEnvManager": "managers",
+    "RolloutCollector": "collect",
     "Snapshot": "manager.snapshots",
     "SubprocessEnvManagerV2": "managers",
     "SyncSubprocessEnvManager": "managers",
@@ -101,4 +104,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from envmgr.config import ManagerConfig
 from envmgr.core.spares import all_factories
@@ -54,14 +54,26 @@ class BaseEnvManager(EnvManager):
         return InlineTransport(deadlines_of(self._config))
 
 
-@ENV_MANAGER_REGISTRY.register("base_v2")
-class BaseEnvManagerV2(BaseEnvManager):
-    """As `base`, with the treetensor view."""
+class EnvManagerV2(BaseEnvManager):
+    """What the V2 kinds have in common: the treetensor view, whose forms checkers do not know."""
 
-    preset: ClassVar[Mapping[str, Any]] = {**BaseEnvManager.preset, "type": "base_v2"}
+    if TYPE_CHECKING:
+        ready_obs: Any
+        step: Any
+        recv: Any
+        aready_obs: Any
+        astep: Any
+        arecv: Any
 
     def _make_view(self) -> DictView:
         return TreeView()
+
+
+@ENV_MANAGER_REGISTRY.register("base_v2")
+class BaseEnvManagerV2(EnvManagerV2):
+    """As `base`, with the treetensor view."""
+
+    preset: ClassVar[Mapping[str, Any]] = {**BaseEnvManager.preset, "type": "base_v2"}
 
 
 @ENV_MANAGER_REGISTRY.register("thread")
@@ -172,7 +184,7 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
 
 
 @ENV_MANAGER_REGISTRY.register("async_subprocess_v2")
-class AsyncSubprocessEnvManagerV2(AsyncSubprocessEnvManager):
+class AsyncSubprocessEnvManagerV2(EnvManagerV2, AsyncSubprocessEnvManager):
     """As `async_subprocess`, with the treetensor view."""
 
     preset: ClassVar[Mapping[str, Any]] = {
@@ -180,18 +192,12 @@ class AsyncSubprocessEnvManagerV2(AsyncSubprocessEnvManager):
         "type": "async_subprocess_v2",
     }
 
-    def _make_view(self) -> DictView:
-        return TreeView()
-
 
 @ENV_MANAGER_REGISTRY.register("subprocess_v2")
-class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
+class SubprocessEnvManagerV2(EnvManagerV2, SyncSubprocessEnvManager):
     """As `subprocess`, with the treetensor view."""
 
     preset: ClassVar[Mapping[str, Any]] = {
         **SyncSubprocessEnvManager.preset,
         "type": "subprocess_v2",
     }
-
-    def _make_view(self) -> DictView:
-        return TreeView()

@@ -212,7 +212,7 @@ def get_env_manager_cls(cfg: Mapping[str, Any]) -> Any:
 
     Raises:
         UnknownKeyError: no kind of that name; the known ones are named.
-        ConfigError: `type` is missing, or a module of `import_names` cannot be imported.
+        ConfigError: a module of `import_names` cannot be imported.
     """
     return ENV_MANAGER_REGISTRY.get(kind_of(cfg))
 
@@ -223,8 +223,8 @@ def create_env_manager(
     """Return a manager, not launched, of the kind that `cfg.type` names.
 
     Args:
-        cfg: the manager section, as dict or EasyDict; `type` is required. Not changed: the manager
-            gets the kind's whole default config with these keys on top.
+        cfg: the manager section, as dict or EasyDict; without `type` the kind is `base`. Not
+            changed: the manager gets the kind's whole default config with these keys on top.
         env_fn: one factory for each env; None for kinds that make them (`env_pool`).
         **kwargs: further arguments of the manager class.
 
@@ -247,16 +247,12 @@ def kind_of(cfg: Mapping[str, Any], policy: FilePolicy | None = None) -> str:
         policy: what may be imported; None is everything.
 
     Raises:
-        ConfigError: `type` is missing, or a module cannot be imported.
+        ConfigError: a module cannot be imported.
     """
     section = as_mapping(cfg, "manager")
-    if "type" not in section:
-        raise ConfigError(
-            "manager.type is missing, which says what kind of manager to build. Known keys: "
-            f"{', '.join(ENV_MANAGER_REGISTRY.keys())}."
-        )
     names = section.get("import_names")
     names = () if names is None else names
-    checked = ManagerConfig(type=section["type"], import_names=names)
+    given = {"type": section["type"]} if "type" in section else {}
+    checked = ManagerConfig(**given, import_names=names)
     import_modules(checked.import_names, policy=policy)
     return checked.type

@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envmgr.config import EnvConfig
-from envmgr.config.checks import check_value, text
+from typing_extensions import Unpack
+
+from envmgr.config.checks import Check, check_value, show_value, text
 from envmgr.config.env_factories import checked_env_num, env_factories, key_of
 from envmgr.errors import ConfigError, UnknownKeyError
-from envmgr.managers import BaseEnvManager
+from envmgr.managers import BaseEnvManager, EnvManagerV2
 from envmgr.registry import create_env_manager
+
+if TYPE_CHECKING:
+    from envmgr.config.keywords import ManagerKeys
+
+
+@overload
+def make(
+    env: str | Callable[[], Any] | Sequence[Callable[[], Any]],
+    env_num: int | None = None,
+    *,
+    type: Literal["base_v2", "subprocess_v2", "async_subprocess_v2"],
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
+    **cfg: Any,
+) -> EnvManagerV2: ...
+
+
+@overload
+def make(
+    env: str | Callable[[], Any] | Sequence[Callable[[], Any]],
+    env_num: int | None = None,
+    type: str = "subprocess",
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
+    **cfg: Unpack[ManagerKeys],
+) -> BaseEnvManager: ...
 
 
 def make(
-    env: str | Callable[[], Any],
-    env_num: int = 1,
+    env: str | Callable[[], Any] | Sequence[Callable[[], Any]],
+    env_num: int | None = None,
     type: str = "subprocess",
     *,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Any] = (),
     **cfg: Any,
 ) -> BaseEnvManager:
-    """Return a manager of `env_num` equal envs; it is not launched yet.
+    """Return a manager of `env_num` envs; it is not launched yet.
 
     Example:
         >>> with make("CartPole-v1", env_num=2, type="base", seed=0) as manager:
@@ -30,28 +58,31 @@ def make(
         [0, 1]
 
     Args:
-        env: a gymnasium id, `package.module:callable`, or a function that builds an env.
-        env_num: how many.
+        env: a gymnasium id, `package.module:callable`, a function that builds an env, or a list
+            of such functions, one for each env.
+        env_num: how many; None: one, or as many as there are functions.
         type: registry key of the kind of manager.
         env_kwargs: arguments of the env.
         wrappers: as in the section `env` of a config, the innermost first.
-        **cfg: keys of the manager's config.
+        **cfg: keys of the manager's config, such as `seed=0` or `step_timeout=10`.
 
     Raises:
         ConfigError: something of this does not exist or does not fit.
     """
+    listed = env if isinstance(env, Sequence) and not isinstance(env, str) else None
+    if env_num is None:
+        env_num = len(listed) if listed else 1
     count = checked_env_num(env_num)
-    if not callable(env):
-        path: str = check_value(text(), env, "env")
-        section = {key_of(path): path, "kwargs": env_kwargs, "wrappers": wrappers}
-        env_fn = env_factories(section, count)
-    else:
-        given = EnvConfig.from_mapping({"kwargs": env_kwargs, "wrappers": wrappers})
-        if given.kwargs or given.wrappers:
+    if callable(env) or listed is not None:
+        if env_kwargs or wrappers:
             raise ConfigError(
                 "env_kwargs and wrappers go with an id, but env is a function: let it apply them"
             )
-        env_fn = [env] * count
+        env_fn = _factories([env] * count if listed is None else listed, count)
+    else:
+        path: str = check_value(_ENV, env, "env")
+        section = {key_of(path): path, "kwargs": env_kwargs, "wrappers": wrappers}
+        env_fn = env_factories(section, count)
     try:
         manager: BaseEnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
     except UnknownKeyError as error:
@@ -59,3 +90,32 @@ def make(
             raise
         raise UnknownKeyError(f"{error}\nArguments of the env go into env_kwargs.") from None
     return manager
+
+
+_ENV = Check(
+    "a gymnasium id, `package.module:callable`, a function that builds an env, or a list of such "
+    "functions",
+    text().convert,
+)
+
+
+def _factories(env: Sequence[Any], count: int) -> list[Callable[[], Any]]:
+    """Return the factory of each env, as they were given.
+
+    Raises:
+        ConfigError: there are none, more or fewer than envs, or one is no function.
+    """
+    if not env:
+        raise ConfigError("env is an empty list: give it a function for each env.")
+    for index, factory in enumerate(env):
+        if not callable(factory):
+            raise ConfigError(
+                f"env[{index}] is {show_value(factory)}, but a list of envs is one of functions "
+                "that each build an env. For envs of an id, give the id and env_num."
+            )
+    if len(env) != count:
+        raise ConfigError(
+            f"env_num is {count}, but env is a list of {len(env)} functions, one for each env. "
+            "Leave env_num out."
+        )
+    return list(env)

@@ -18,7 +18,7 @@ from envmgr.config import to_plain
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
 from envmgr.texts import counted
-from envmgr.tuning.bench import OURS, bench
+from envmgr.tuning.bench import OURS, advice, bench
 from envmgr.tuning.peers import PEERS, Peer, installed
 from envmgr.tuning.search import Measured
 
@@ -63,6 +63,8 @@ def execute(
         found, errors = bench(chosen, factory, env_num, manager, laps=laps, say=say, **limits)
     if shows:
         _print(found, errors, missing)
+        if text := advice(found, chosen, manager):
+            click.echo(text)
     figures = {"env": name, "env_num": env_num, "load": load_text(), "versions": versions()}
     rows = [_figures(one, errors) for one in found]
     write_figures(json_file, {**figures, "rows": rows, "missing": missing})

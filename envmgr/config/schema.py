@@ -80,6 +80,9 @@ class Section:
     PASSED_OVER: ClassVar[frozenset[str]] = frozenset()
     """Keys that may be there and mean nothing."""
 
+    MEANT: ClassVar[Mapping[str, str]] = {}
+    """What is meant by keys that others have for the same."""
+
     def __post_init__(self) -> None:
         for name, check in checks_of(type(self)).items():
             value = check_value(check, getattr(self, name), f"{self.PATH}.{name}")
@@ -120,10 +123,21 @@ def _as_given(value: Any) -> Any:
     return list(map(_as_given, value)) if isinstance(value, tuple) else to_plain(value)
 
 
-def unknown_key(name: object, known: Iterable[str], where: str) -> UnknownKeyError:
-    """Return the error for a key that `where` does not know; it names the nearest known ones."""
+def unknown_key(
+    name: object, known: Iterable[str], where: str, meant: Mapping[str, str] | None = None
+) -> UnknownKeyError:
+    """Return the error for a key that `where` does not know; it names the nearest known ones.
+
+    Args:
+        name: the key.
+        known: those that there are.
+        where: the path of the section.
+        meant: what is meant by names that no known one is like.
+    """
     names = list(known)
     alike = " or ".join(map(repr, nearest_few(name, names)))
+    if meant and isinstance(name, str) and name in meant:
+        alike = meant[name]
     hint = f": did you mean {alike}?" if alike else "."
     keys = f" {', '.join(names)}."
     if len(keys) > _LINE:
@@ -152,7 +166,7 @@ def check_keys(given: Iterable[object], schema: type[Section], path: str) -> Non
     known = checks_of(schema)
     for name in given:
         if name not in known and name not in schema.PASSED_OVER:
-            raise unknown_key(name, known, path)
+            raise unknown_key(name, known, path, schema.MEANT)
 
 
 def default_text(field: dataclasses.Field[Any]) -> str:

@@ -39,6 +39,7 @@ _LEAST_REST = 100
 _MOST_CALLS = 12
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_COMMANDS = f"{_OURS}cli{os.sep}"
 
 _OF_PHASE = np.zeros(len(Phase), np.uint8)
 for _phase, _activity in {
@@ -168,7 +169,7 @@ class BoardWriter:
             board.activities[...], board.states[...], self._tokens = activities, seen, tokens
             board.hosts[...] = [env.group.index for env in envs]
             board.generations[...] = [env.generation for env in envs]
-            board.episodes[...] = hosts.table.episodes
+            board.episodes[...] = hosts.table.episodes_done
             pids = self._engine.transport.pids
             board.pids[...] = [pids.get(group.host_id or 0, 0) for group in hosts.groups]
             if hosts.settings.measures and (block := hosts.block) is not None:
@@ -271,11 +272,21 @@ def figures_of(engine: Engine) -> Callable[[], dict[str, Any]]:
 def _calls(frame: FrameType | None) -> Iterator[str]:
     """Return the calls of a thread, the innermost first, in faulthandler's form.
 
-    Without those of ours that it is in: which that is, is known.
+    Without those of ours that it is in: which that is, is known. Where a command of ours is the
+    trainer, it is its code that is shown, and not that of the packages which called it.
     """
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and _is_of_manager(frame):
         frame = frame.f_back
+    in_command = False
     while frame is not None:
         code = frame.f_code
+        if in_command and not code.co_filename.startswith(_OURS):
+            return
+        in_command = in_command or code.co_filename.startswith(_COMMANDS)
         yield f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}'
         frame = frame.f_back
+
+
+def _is_of_manager(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith(_OURS) and not name.startswith(_COMMANDS)

@@ -43,7 +43,7 @@ class ManagerLoop:
         """
         manager = self.manager
         try:
-            batch = manager.ready_obs
+            batch: Any = manager.ready_obs  # V2 kinds have a tree
         except NothingReadyError:
             if manager.done:  # V2 kinds cannot stack nothing
                 return {}

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from typing_extensions import Self
 
@@ -80,6 +80,7 @@ from envmgr.observing.episode_log import EpisodeLog
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Seeds, seeds_by_env, seeds_of_spares
 from envmgr.spaces.reading import error_text
+from envmgr.texts import counted
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, EnvIds, EnvTimestep, monotonic
 from envmgr.views import DictView, array_batch
@@ -204,6 +205,13 @@ class EnvManager:
         Of these, all that are ready.
         """
         return [b.env_ids for b in batches_of(self._env_fn) if not b.partial_steps]
+
+    def __repr__(self) -> str:
+        config, running = self._config, self.__dict__["_running"]
+        state = "launched" if running.is_launched else "not launched"
+        return (
+            f"<{type(self).__name__}: {counted(self.env_num, 'env')}, type {config.type}, {state}>"
+        )
 
     @property
     def env_ref(self) -> Any:
@@ -493,7 +501,7 @@ class EnvManager:
     # -- readiness ------------------------------------------------------------------------
 
     @property
-    def ready_obs(self) -> Any:
+    def ready_obs(self) -> dict[int, Any]:
         """The observations of the envs that take an action now.
 
         Waits for resets and repairs, until at least one env is ready; never for steps.
@@ -518,7 +526,8 @@ class EnvManager:
             shown = dict(zip(ready, supervisor.table.observed.of(ready), strict=True))
             if self._normalization is not None:
                 shown = self._normalization.ready(shown)
-            return self._view.ready(shown)
+            ready_obs: dict[int, Any] = self._view.ready(shown)
+            return ready_obs
 
     def _ready_ids(self, supervisor: Supervisor) -> list[int]:
         """Return the envs that are ready, at least one; none if all are DONE."""
@@ -570,7 +579,7 @@ class EnvManager:
 
     # -- steps ----------------------------------------------------------------------------
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions: Any) -> dict[int, EnvTimestep]:
         """Send actions and gather timesteps.
 
         Sync kinds return exactly the ids they were given, in that order. Async kinds return some
@@ -593,7 +602,8 @@ class EnvManager:
             sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
             gather = self._running.gather
             collected = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
-            journal, timesteps = supervisor.journal, self._deliver(supervisor, collected)
+            journal = supervisor.journal
+            timesteps: dict[int, EnvTimestep] = self._deliver(supervisor, collected)
             if not self._shows_dicts:
                 timesteps = self._view.timesteps(timesteps, journal)
         journal.returning = None  # the last that is done: from now on they are delivered
@@ -604,7 +614,9 @@ class EnvManager:
         with self._running.calling as supervisor:
             self._send(supervisor, actions, self._ring_when_sent())
 
-    def recv(self, min_ready: int | None = None, timeout_s: float | None = None) -> Any:
+    def recv(
+        self, min_ready: int | None = None, timeout_s: float | None = None
+    ) -> dict[int, EnvTimestep]:
         """Gather timesteps of what is outstanding, in ascending order of env_id.
 
         Args:
@@ -616,7 +628,8 @@ class EnvManager:
         """
         with self._running.calling as supervisor:
             collected = self._receive(supervisor, min_ready, timeout_s)
-            journal, timesteps = supervisor.journal, self._deliver(supervisor, collected)
+            journal = supervisor.journal
+            timesteps: dict[int, EnvTimestep] = self._deliver(supervisor, collected)
             if not self._shows_dicts:
                 timesteps = self._view.timesteps(timesteps, journal)
         journal.returning = None  # as in `step`
@@ -846,18 +859,20 @@ class EnvManager:
 
     # -- calls for batches, of coroutines -------------------------------------------------
 
-    async def aready_obs(self) -> Any:
+    async def aready_obs(self) -> dict[int, Any]:
         """As `ready_obs`, without blocking the event loop; who is cancelled has lost nothing."""
         return await self._awaited(lambda: self.ready_obs)
 
-    async def astep(self, actions: Any) -> Any:
+    async def astep(self, actions: Any) -> dict[int, EnvTimestep]:
         """As `step`. Who is cancelled finds in `pending_env` whether the actions were accepted.
 
         All were, or none; `arecv` gathers their timesteps.
         """
         return await self._awaited(partial(self.step, actions))
 
-    async def arecv(self, min_ready: int | None = None, timeout_s: float | None = None) -> Any:
+    async def arecv(
+        self, min_ready: int | None = None, timeout_s: float | None = None
+    ) -> dict[int, EnvTimestep]:
         """As `recv`; who is cancelled has lost nothing: the next call gathers it."""
         return await self._awaited(partial(self.recv, min_ready, timeout_s))
 
@@ -880,7 +895,7 @@ class EnvManager:
             )
         owner, running = self._owner(), self._running.itself
         while running.statistics.outstanding:
-            came = await self.arecv(1)
+            came: Any = await self.arecv(1)  # V2 kinds have trees
             gathered = owner.returned
             trees = came if isinstance(came, Mapping) else {int(tree.env_id): tree for tree in came}
             left = set(trees)
@@ -1149,17 +1164,22 @@ class EnvManager:
             payloads = [(name, value)] * len(ids)
         self._request_for_good(ids, Op.SET_ATTR, payloads, f"setting {name!r}")
 
-    def __getattr__(self, name: str) -> list[Any]:
-        """Return the attribute `name` of every env, as DI-engine's managers do."""
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        running = self.__dict__.get("_running")
-        if running is None or not running.is_launched:
-            raise EnvAttributeError(
-                f"{type(self).__name__} has no attribute {name!r}; if it is one of the envs, it "
-                "can be read after launch()"
-            )
-        return self.get_attr(name)
+    if not TYPE_CHECKING:  # which would take every mistyped name for an attribute of the envs
+
+        def __getattr__(self, name: str) -> list[Any]:
+            """Return the attribute `name` of every env, as DI-engine's managers do.
+
+            Type checkers know `get_attr`, which does the same.
+            """
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            running = self.__dict__.get("_running")
+            if running is None or not running.is_launched:
+                raise EnvAttributeError(
+                    f"{type(self).__name__} has no attribute {name!r}; if it is one of the envs, "
+                    "it can be read after launch()"
+                )
+            return self.get_attr(name)
 
     def _request(
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str

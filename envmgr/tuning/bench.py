@@ -11,6 +11,8 @@ from envmgr.tuning.search import Measured, compare
 from envmgr.types import EnvFactory
 
 OURS = "envmgr"
+_AHEAD = 1.1
+"""Less than this beside envmgr is noise."""
 
 Open = Callable[["Peer | None"], Any]
 """Opens a contestant; None is envmgr."""
@@ -88,3 +90,32 @@ def contested(
         contestant.close()
     compare(everyone)
     return sorted(everyone, key=lambda one: -one.ratio), errors
+
+
+def advice(found: Sequence[Measured[str]], peers: Sequence[Peer], config: Mapping[str, Any]) -> str:
+    """Return what to do where a peer that steps envs in the trainer's own process is ahead.
+
+    Args:
+        found: what was measured.
+        peers: who ran beside envmgr.
+        config: of envmgr's manager.
+
+    Returns:
+        A sentence or two; nothing if none is clearly ahead.
+    """
+    in_process = {peer.name for peer in peers if peer.is_in_process}
+    ahead = [one for one in found if one.setting in in_process and one.ratio > _AHEAD]
+    if not ahead:
+        return ""
+    best = max(ahead, key=lambda one: one.ratio)
+    text = (
+        f"{best.setting} is ahead because it steps the envs in the trainer's own process: their "
+        "steps cost less than waking a worker, and an env that crashes takes the trainer along."
+    )
+    if config["type"] == "base":
+        return f"{text} So does `base`; calls for arrays (`send_arrays`) cost it least."
+    if config["num_workers"] is None:
+        text += " Share workers (--set manager.num_workers=auto); `envmgr tune` tries how many."
+    else:
+        text += " More envs (--set manager.env_num=64) share what waking a worker costs."
+    return f"{text} If they never crash, --set manager.type=base does the same."

@@ -30,6 +30,7 @@ class Peer(NamedTuple):
         cls: where its class is: `module:name`.
         loop: how it is run.
         arguments: of the class, besides the factories.
+        is_in_process: it steps the envs itself, one after another.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Peer(NamedTuple):
     cls: str
     loop: str
     arguments: Mapping[str, Any]
+    is_in_process: bool = False
 
 
 _SB3, _TIANSHOU, _DING = "stable_baselines3", "tianshou", "ding"
@@ -44,10 +46,10 @@ _SB3_ENVS = "stable_baselines3.common.vec_env"
 
 PEERS = (
     Peer("gymnasium AsyncVectorEnv", "gymnasium", "gymnasium.vector:AsyncVectorEnv", "gym", {}),
-    Peer("gymnasium SyncVectorEnv", "gymnasium", "gymnasium.vector:SyncVectorEnv", "gym", {}),
+    Peer("gymnasium SyncVectorEnv", "gymnasium", "gymnasium.vector:SyncVectorEnv", "gym", {}, True),
     # Forked: the default of others imports PyTorch in each worker.
     Peer("SB3 SubprocVecEnv", _SB3, f"{_SB3_ENVS}:SubprocVecEnv", "sb3", {"start_method": "fork"}),
-    Peer("SB3 DummyVecEnv", _SB3, f"{_SB3_ENVS}:DummyVecEnv", "sb3", {}),
+    Peer("SB3 DummyVecEnv", _SB3, f"{_SB3_ENVS}:DummyVecEnv", "sb3", {}, True),
     Peer("tianshou ShmemVectorEnv", _TIANSHOU, "tianshou.env:ShmemVectorEnv", "tianshou", {}),
     Peer("tianshou SubprocVectorEnv", _TIANSHOU, "tianshou.env:SubprocVectorEnv", "tianshou", {}),
     Peer("DI-engine SyncSubprocess", _DING, "ding.envs:SyncSubprocessEnvManager", "ding", {}),

@@ -145,7 +145,7 @@ class Board:
         activities: (total,) numbers of `Activity`.
         hosts: (total,) index of each env's host.
         since: (total,) since when state, activity and request are what they are.
-        generations, episodes, failed: (total,) how often each was renewed, reset, and has failed.
+        generations, episodes, failed: (total,) of each, renewals, ended episodes and failures.
         errors: (total, TEXT_BYTES) the last failure of each.
         latencies: (2, total, plan.latencies) those of steps, and of resets.
     """

@@ -170,10 +170,17 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
     )
 
 
+def test_keywords_of_make_are_those_of_the_schema() -> None:
+    assert GENERATOR.KEYWORDS.read_text(encoding="utf-8") == GENERATOR.keywords_module(), (
+        "envmgr/config/keywords.py is out of date. Make it anew and commit it: make docs"
+    )
+
+
 def test_a_page_that_is_out_of_date_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(GENERATOR, "FOLDER", tmp_path)
+    monkeypatch.setattr(GENERATOR, "KEYWORDS", tmp_path / "keywords.py")
     assert GENERATOR.main(["--check"]) == 1
     assert GENERATOR.main([]) == 0
     assert GENERATOR.main(["--check"]) == 0

@@ -5,6 +5,7 @@
 It is part of `make lint`. The examples are modules of a package `pages` in build/, so that mypy and
 basedpyright, in its mode `standard`, have one run for all of them. What functions of an example
 leave without types is so by intent; what envmgr says of its own types has to fit them all the same.
+What they have to find is in `mistakes.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from tests.docs.blocks import ROOT, Block, blocks_of, notebooks, pages, program_of, programs_of
 
 FOLDER = ROOT / "build" / "typed" / "pages"
+MISTAKES = Path(__file__).with_name("mistakes.py")
 
 _PYRIGHT = {
     "include": [FOLDER.name],
@@ -29,6 +31,9 @@ _PYRIGHT = {
     "reportMissingModuleSource": False,
     # A loop over `range(50)` is run.
     "reportPossiblyUnboundVariable": False,
+    # What was to be a mistake is none.
+    "reportUnnecessaryTypeIgnoreComment": True,
+    "enableTypeIgnoreComments": False,
 }
 
 
@@ -44,6 +49,7 @@ def modules() -> dict[str, str]:
     for notebook in notebooks():
         blocks = program_of(notebook).blocks
         found[_module(blocks[0])] = "\n".join(block.text for block in blocks)
+    found["mistakes"] = MISTAKES.read_text(encoding="utf-8")
     return found
 
 

@@ -148,7 +148,9 @@ def test_who_cannot_be_resumed_is_reset() -> None:
 
 
 def test_what_cannot_be_saved_is_refused_or_said(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(LaunchError, match=r"envs 0, 1 .*Counting has none of .*get_state"):
+    with pytest.raises(
+        LaunchError, match=r"envs 0, 1 .*Counting has none of the methods .*get_state"
+    ):
         Run(IN_LINE, snapshot_copy=False)
     config = {"type": "base", "on_failure": "resume", "snapshot_every": 5, "snapshot_copy": True}
     with create_env_manager(config, env_fn=[Handle]) as manager:

@@ -16,10 +16,11 @@ from envmgr.cli import main
 from envmgr.cli.commands import envmgr
 from envmgr.config.env_factories import key_of
 from envmgr.config_file import load_config
-from envmgr.tuning.bench import OURS, contested
+from envmgr.tuning.bench import OURS, advice, contested
 from envmgr.tuning.contest import ContestantError
 from envmgr.tuning.loops import GymnasiumLoop, look_at
 from envmgr.tuning.peers import PEERS, Peer, installed, loop_of
+from envmgr.tuning.search import Measured
 from envmgr.tuning.template import Tried, config_text
 
 # -- bench ----------------------------------------------------------------------------------------
@@ -62,6 +63,23 @@ def test_contestants_run_in_turns_and_failures_are_theirs() -> None:
     assert log[4:6] == [names[3], names[2]]  # the other way round
     assert f"kill {names[0]}" in log
     assert log[-3:] == [f"close {name}" for name in (OURS, names[2], names[3])]
+
+
+def test_what_to_do_is_said_where_a_peer_in_the_same_process_is_ahead() -> None:
+    def said(ratio: float, name: str = "gymnasium SyncVectorEnv", **config: Any) -> str:
+        found = [Measured(OURS, {0: 1.0}, {0: 1.0}), Measured(name, {0: ratio}, {0: ratio})]
+        return advice(found, PEERS, {"type": "subprocess", "num_workers": None, **config})
+
+    text = said(3.3)
+    assert text.startswith("gymnasium SyncVectorEnv is ahead because it steps the envs in the")
+    assert "--set manager.num_workers=auto" in text
+    assert "--set manager.type=base" in text
+    shared = said(3.3, num_workers=2)
+    assert "num_workers" not in shared
+    assert "--set manager.env_num=64" in shared
+    assert "manager.type" not in said(3.3, type="base")
+    assert said(1.05) == "", "that is noise"
+    assert said(3.3, "gymnasium AsyncVectorEnv") == "", "workers of others are no other place"
 
 
 def test_an_interrupt_ends_all_contestants_at_once() -> None:

@@ -5,16 +5,27 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+import envmgr
 from envmgr.core import board_writer as watching
 from envmgr.core.board_writer import BoardWriter
 from envmgr.lifecycle import EnvState
 from envmgr.observing.dump import dump_of
-from envmgr.wire.board import Activity, own_boards, put_text, text_in
+from envmgr.wire.board import COUNTERS, Activity, own_boards, put_text, text_in
 from tests.rig import Rig
+
+
+def _calling(called: Callable[[], None], file: str) -> Callable[[], None]:
+    """Return a function, of the code of a file, that calls another."""
+
+    def call() -> None:
+        called()
+
+    call.__code__ = call.__code__.replace(co_filename=file)
+    return call
 
 
 class TestWatch:
@@ -80,6 +91,32 @@ class TestWatch:
             assert board.call_since[0] == rig.clock(), "another call of the same name"
         assert " in test_shows_where_the_trainer_is\n" in text_in(board.where)
         assert f"{os.sep}envmgr{os.sep}core{os.sep}" not in text_in(board.where).split("\n")[0]
+
+    def test_of_a_command_its_own_code_is_shown(self, rig: Rig, watch: BoardWriter) -> None:
+        (board,) = own_boards()
+        package = os.path.dirname(envmgr.__file__)
+        called: Callable[[], None] = watch.look
+        for file in ("manager/manager.py", "cli/run.py", "cli/commands.py"):
+            called = _calling(called, os.path.join(package, *file.split("/")))
+        _calling(called, "/site-packages/click/core.py")()
+        files = [line.split('"')[1] for line in text_in(board.where).splitlines()]
+        assert [os.path.relpath(file, package) for file in files] == [
+            os.path.join("cli", "run.py"),
+            os.path.join("cli", "commands.py"),
+        ]
+
+    def test_episodes_of_envs_are_those_that_are_counted(
+        self, rig: Rig, watch: BoardWriter
+    ) -> None:
+        (board,) = own_boards()
+        watch.look()
+        assert board.episodes.tolist() == [0, 0, 0], "none has ended"
+        rig.send({1: 0})
+        rig.stepped(1, done=True)
+        rig.deliver(1)
+        watch.look()
+        assert board.episodes.tolist() == [0, 1, 0]
+        assert board.counters[COUNTERS.index("episodes")] == 1
 
     def test_without_a_thread_there_is_no_board(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,87 @@
+"""`make`, and what `envmgr` shows of itself at a prompt."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any, get_type_hints
+
+import gymnasium
+import pytest
+
+import envmgr
+from envmgr import make
+from envmgr.config import ManagerConfig, keywords
+from envmgr.config.kind_sections import Metrics, Trace, WorkerEnv
+from envmgr.config.schema import Section, keys_of
+from envmgr.errors import ConfigError, UnknownKeyError
+
+SHORT, LONG = (partial(gymnasium.make, "CartPole-v1", max_episode_steps=n) for n in (5, 50))
+
+
+@pytest.mark.parametrize("env_num", [None, 2])
+def test_a_list_of_functions_has_one_for_each_env(env_num: int | None) -> None:
+    with make([SHORT, LONG], env_num, type="base") as manager:
+        assert manager.env_num == 2
+        limits = [spec.max_episode_steps for spec in manager.get_attr("spec")]
+    assert limits == [5, 50]
+
+
+def test_one_env_is_the_default() -> None:
+    assert make("CartPole-v1", type="base").env_num == 1
+    assert make(SHORT, type="base").env_num == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"env": [SHORT, LONG], "env_num": 3}, r"env_num is 3, but env is a list of 2 functions"),
+        ({"env": [SHORT, "CartPole-v1"]}, r"env\[1\] is 'CartPole-v1', but a list of envs is one"),
+        ({"env": []}, "env is an empty list"),
+        ({"env": [SHORT], "wrappers": ["a.b"]}, "wrappers go with an id"),
+        ({"env": 3}, "a gymnasium id, `package.module:callable`, a function .*, or a list"),
+        ({"env": "CartPole-v1", "num_envs": 4}, "'num_envs' in manager: did you mean env_num?"),
+        ({"env": "CartPole-v1", "n_envs": 4}, "'n_envs' in manager: did you mean env_num?"),
+        ({"env": "CartPole-v1", "render_mode": "human"}, "env_kwargs of `make`"),
+    ],
+)
+def test_what_is_wrong_is_said(given: dict[str, Any], says: str) -> None:
+    error = UnknownKeyError if "did you mean" in says or "render_mode" in given else ConfigError
+    with pytest.raises(error, match=says.replace("?", r"\?")):
+        make(**given, type="base")
+
+
+def test_a_manager_says_what_it_is() -> None:
+    manager = make("CartPole-v1", 3, type="base")
+    assert repr(manager) == "<BaseEnvManager: 3 envs, type base, not launched>"
+    with manager:
+        assert repr(manager) == "<BaseEnvManager: 3 envs, type base, launched>"
+    assert repr(make("CartPole-v1", type="base")) == (
+        "<BaseEnvManager: 1 env, type base, not launched>"
+    )
+
+
+def test_names_of_the_package_are_the_public_ones() -> None:
+    assert dir(envmgr) == sorted(envmgr.__all__)
+    assert all(getattr(envmgr, name) is not None for name in dir(envmgr))
+
+
+@pytest.mark.parametrize(
+    ("of_checkers", "of_the_schema", "left_out"),
+    [
+        (keywords.ManagerKeys, ManagerConfig, {"type", "env_num"}),
+        (keywords.MetricsKeys, Metrics, set()),
+        (keywords.TraceKeys, Trace, set()),
+        (keywords.WorkerEnvKeys, WorkerEnv, set()),
+    ],
+)
+def test_checkers_know_all_keys(
+    of_checkers: type, of_the_schema: type[Section], left_out: set[str]
+) -> None:
+    types = get_type_hints(of_checkers)
+    assert set(types) == {field.name for field in keys_of(of_the_schema)} - left_out
+
+
+def test_types_of_keys_are_of_what_may_be_given() -> None:
+    for name, given in get_type_hints(keywords.ManagerKeys).items():
+        assert not re.search(r"\btuple\[", str(given)), f"{name}: a list may be given, too"
