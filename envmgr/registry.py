@@ -212,8 +212,14 @@ def get_env_manager_cls(cfg: Mapping[str, Any]) -> Any:
 
     Raises:
         UnknownKeyError: no kind of that name; the known ones are named.
-        ConfigError: a module of `import_names` cannot be imported.
+        ConfigError: `type` is missing, which a misspelt one would be, too; or a module of
+            `import_names` cannot be imported.
     """
+    if "type" not in as_mapping(cfg, "manager"):
+        raise ConfigError(
+            "manager.type is missing, which says what kind of manager is meant. Known kinds: "
+            f"{', '.join(ENV_MANAGER_REGISTRY.keys())}."
+        )
     return ENV_MANAGER_REGISTRY.get(kind_of(cfg))
 
 

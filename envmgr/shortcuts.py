@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from typing_extensions import Unpack
 
-from envmgr.config.checks import Check, check_value, show_value, text
+from envmgr.config import EnvConfig
+from envmgr.config.checks import Check, as_items, check_value, show_value, text
 from envmgr.config.env_factories import checked_env_num, env_factories, key_of
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.managers import BaseEnvManager, EnvManagerV2
@@ -69,12 +70,16 @@ def make(
     Raises:
         ConfigError: something of this does not exist or does not fit.
     """
-    listed = env if isinstance(env, Sequence) and not isinstance(env, str) else None
+    listed = None
+    if isinstance(env, Sequence) and not isinstance(env, str):
+        listed = check_value(_LIST, env, "env")
     if env_num is None:
         env_num = len(listed) if listed else 1
     count = checked_env_num(env_num)
     if callable(env) or listed is not None:
-        if env_kwargs or wrappers:
+        # With any id, so that what is said of them is that they are wrong, or that they are there.
+        given = EnvConfig.from_mapping({"id": "any", "kwargs": env_kwargs, "wrappers": wrappers})
+        if given.kwargs or given.wrappers:
             raise ConfigError(
                 "env_kwargs and wrappers go with an id, but env is a function: let it apply them"
             )
@@ -99,6 +104,9 @@ _ENV = Check(
 )
 
 
+_LIST = Check(_ENV.allowed, lambda value: list(as_items(value)))
+
+
 def _factories(env: Sequence[Any], count: int) -> list[Callable[[], Any]]:
     """Return the factory of each env, as they were given.
 
@@ -118,4 +126,4 @@ def _factories(env: Sequence[Any], count: int) -> list[Callable[[], Any]]:
             f"env_num is {count}, but env is a list of {len(env)} functions, one for each env. "
             "Leave env_num out."
         )
-    return list(env)
+    return [*env]

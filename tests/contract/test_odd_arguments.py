@@ -349,7 +349,7 @@ CALLABLE = takes("class", "function")
 NO_LIST = takes("empty list", "empty tuple", "empty array", "None")
 FREE_CALLS = {
     "launch": Call(lambda m, v: UNUSED.launch(v), takes(EMPTY, "None", "dict of None values")),
-    "create_env_manager": Call(lambda m, v: created(cfg=v)),
+    "create_env_manager": Call(lambda m, v: created(cfg=v), takes(EMPTY, "None")),
     "create_env_manager, type": Call(lambda m, v: created(cfg={"type": v})),
     "create_env_manager, key": Call(lambda m, v: created(cfg=OddMapping(("type", "base"), (v, 1)))),
     "create_env_manager, env_fn": Call(lambda m, v: created(env_fn=v)),
@@ -367,9 +367,11 @@ FREE_CALLS = {
         lambda m, v: get_env_manager_cls({"type": "base", "import_names": v}), NO_LIST
     ),
     "make": Call(lambda m, v: make(v, 2, "base"), CALLABLE),
-    "make, env_num": Call(lambda m, v: make(int, v, "base"), takes("one", "np.int64", "np.uint8")),
+    "make, env_num": Call(
+        lambda m, v: make(int, v, "base"), takes("None", "one", "np.int64", "np.uint8")
+    ),
     "make, env_num of an id": Call(
-        lambda m, v: make("CartPole-v1", v, "base"), takes("one", "np.int64", "np.uint8")
+        lambda m, v: make("CartPole-v1", v, "base"), takes("None", "one", "np.int64", "np.uint8")
     ),
     "make, type": Call(lambda m, v: make(int, 2, v)),
     "make, env_kwargs": Call(
