@@ -12,7 +12,7 @@ from typing import Any
 
 # library -> (module to import, distribution on PyPI)
 PACKAGES = {
-    "envmgr": ("envmgr", "envmgr"),
+    "envmgr": ("envmgr", "rl-env-manager"),
     "gymnasium": ("gymnasium", "gymnasium"),
     "sb3": ("stable_baselines3", "stable-baselines3"),
     "tianshou": ("tianshou", "tianshou"),

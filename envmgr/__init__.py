@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 
+__version__ = "0.2.0"  # the one place where it stands: setup.cfg and the docs read it here
+
 TYPE_CHECKING = False  # as type checkers know it; `typing` takes 3 ms, also of each command
 if TYPE_CHECKING:
     from typing import Any

@@ -7,6 +7,9 @@ from typing import Any
 
 from envmgr.errors import MissingDependencyError
 
+DISTRIBUTION = "rl-env-manager"
+"""What pip calls this package; PyPI's `envmgr` is another project."""
+
 
 def imported(module: str, needs: str, *, extra: str = "", note: str = "") -> Any:
     """Import a module of an optional package.
@@ -26,10 +29,7 @@ def imported(module: str, needs: str, *, extra: str = "", note: str = "") -> Any
         name = module.partition(".")[0]
         how = f"Install it: pip install {name}"
         if extra:
-            how = (
-                f"Install the extra {extra}, in a clone of this project with: "
-                f"pip install '.[{extra}]'"
-            )
+            how = f"Install the extra {extra}: pip install '{DISTRIBUTION}[{extra}]'"
         raise MissingDependencyError(
             f"{needs}, which is not installed, or cannot be loaded ({error}). {how}{note}"
         ) from error

@@ -1,6 +1,6 @@
 """Stable-Baselines3's PPO learns CartPole while workers are killed under it.
 
-    pip install . stable-baselines3    # in a clone of this repository
+    pip install rl-env-manager stable-baselines3
     python examples/sb3_ppo_killed_workers.py
 
 Every few seconds a worker process is killed with SIGKILL. The episode that it was in ends as a

@@ -1,6 +1,6 @@
 """tianshou's DQN learns CartPole on envmgr's workers.
 
-    pip install . tianshou    # in a clone of this repository
+    pip install rl-env-manager tianshou
     python examples/tianshou_dqn.py
 
 The vector env is the only line that differs from a script for tianshou's own SubprocVectorEnv.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
+from envmgr import __version__
 from envmgr.hot import WHY
 
 
@@ -14,7 +15,7 @@ def versions() -> dict[str, str]:
     `hot` says whether the ordinary step in C is used, and why not.
     """
     return {
-        "envmgr": _version_of("envmgr"),
+        "envmgr": __version__,
         "python": platform.python_version(),
         "numpy": _version_of("numpy"),
         "gymnasium": _version_of("gymnasium"),

@@ -465,7 +465,7 @@ def test_a_missing_dependency_is_bad_input(envmgr: Run, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "treetensor.numpy", None)
     result = envmgr("run", "c.yaml", "--set", "manager.type=base_v2")
     assert result.code == 2
-    assert "pip install '.[treetensor]'" in result.err
+    assert "pip install 'rl-env-manager[treetensor]'" in result.err
 
 
 def test_imports_can_be_allowed(

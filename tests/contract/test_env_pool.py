@@ -107,7 +107,7 @@ def test_a_pool_takes_no_factories_and_no_reset_params() -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[envpool\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'rl-env-manager\[envpool\]'"):
         pool_of()
 
 

@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 
 from envmgr.cli.commands import envmgr as commands
 from envmgr.config.known_envs import KNOWN_PACKAGES
+from envmgr.optional_packages import DISTRIBUTION
 from tests.docs.blocks import ROOT
 
 TRAINERS = frozenset(
@@ -178,13 +179,13 @@ def _is_ours(module: str | None) -> bool:
 
 _PIP = re.compile(r"(?<![\w-])pip install (?P<what>[^`\n;()]+)")
 _EXTRA = re.compile(r"\bextras? `(?P<name>[\w-]+)`|\b[Ii]nstall the extra (?P<bare>[a-z]+)\b")
-_PIECE = re.compile(r"(?:\.|\benvmgr)\[(?P<names>[a-z][\w,-]*)\]")
+_PIECE = re.compile(r"(?:\.|\benvmgr|\brl-env-manager)\[(?P<names>[a-z][\w,-]*)\]")
 
 
 @functools.cache
 def extras() -> dict[str, list[Requirement]]:
     """Return the extras of setup.cfg, and what each of them brings."""
-    section = _setup()["options.extras_require"]
+    section = setup()["options.extras_require"]
     return {name: [Requirement(line) for line in lines(text)] for name, text in section.items()}
 
 
@@ -195,17 +196,17 @@ def lines(text: str) -> list[str]:
 
 
 @functools.cache
-def _setup() -> configparser.ConfigParser:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    return setup
+def setup() -> configparser.ConfigParser:
+    found = configparser.ConfigParser()
+    found.read(ROOT / "setup.cfg", encoding="utf-8")
+    return found
 
 
 @functools.cache
 def distributions() -> frozenset[str]:
     """Return what a text may have pip install: what a file for pip names, and trainers."""
     found = [one for some in extras().values() for one in some]
-    found += [Requirement(line) for line in lines(_setup()["options"]["install_requires"])]
+    found += [Requirement(line) for line in lines(setup()["options"]["install_requires"])]
     for path in (
         *ROOT.glob("benchmarks/requirements*"),
         *ROOT.glob("tests/trainers/requirements*"),
@@ -213,6 +214,7 @@ def distributions() -> frozenset[str]:
         found += [Requirement(line) for line in lines(path.read_text(encoding="utf-8"))]
     names = {canonicalize_name(one.name) for one in found}
     names |= {canonicalize_name(package.distribution) for package in KNOWN_PACKAGES}
+    names.add(DISTRIBUTION)
     return frozenset(names | TRAINERS)
 
 
@@ -266,9 +268,13 @@ def check_pip(words: list[str]) -> None:
         if "{" in word:  # filled in: those who fill it in are looked at by themselves
             continue
         try:
-            name = canonicalize_name(Requirement(word).name)
+            requirement = Requirement(word)
         except InvalidRequirement:
             name = ""
+        else:
+            name = canonicalize_name(requirement.name)
+            if name == DISTRIBUTION:
+                assert requirement.extras <= set(extras()), f"no extra {word!r}"
         if number and name not in distributions() and not re.search(r"[<>=\[-]", word):
             return  # a word of the sentence
         assert name != "envmgr", "the envmgr on PyPI is another project"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import envmgr
+from envmgr.optional_packages import DISTRIBUTION
 from tests.docs import named
 from tests.docs.blocks import ROOT
 
@@ -56,7 +58,14 @@ def test_what_is_named_is_there() -> None:
     assert len([*itertools.chain.from_iterable(map(named.installed_in, texts))]) > 20
 
 
-_NOT_FOR_PIP = ("envmgr", "'envmgr[ray]'", ". nothing==1", "nothing", "-r nothing.txt")
+_NOT_FOR_PIP = (
+    "envmgr",
+    "'rl-env-manager[nothing]'",
+    "'envmgr[ray]'",
+    ". nothing==1",
+    "nothing",
+    "-r nothing.txt",
+)
 
 
 @pytest.mark.parametrize(
@@ -111,3 +120,11 @@ def test_all_of_python_is_read(tmp_path: Path) -> None:
     words = named.words_of(file)
     assert set(words.texts) == {"pip {} install", "ray", "# the comment"}
     assert (words.imports, words.extras) == (["envmgr.make"], ["ray"])
+
+
+def test_the_name_for_pip_and_the_version_stand_in_one_place_each() -> None:
+    setup = named.setup()
+    assert setup["metadata"]["name"] == DISTRIBUTION
+    assert setup["metadata"]["version"] == "attr: envmgr.__version__"
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {envmgr.__version__}" in changelog

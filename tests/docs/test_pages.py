@@ -121,13 +121,14 @@ def test_tables_of_keys_name_keys_that_exist(page: Path) -> None:
 
 
 def test_the_table_of_kinds_is_that_of_the_registry() -> None:
-    table = dict(_tables(ROOT / "README.md"))["registry key"]
+    page = ROOT / "docs" / "guide" / "kinds.md"
+    table = dict(_tables(page))["registry key"]
     listed = [_CODE_WORD.findall(cell)[0] for cell in table]
     ours = [k for k in ENV_MANAGER_REGISTRY if ENV_MANAGER_REGISTRY.source(k) == "envmgr"]
     assert sorted(listed) == ours
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     for key in ours:
-        assert f"| `{key}` | `{ENV_MANAGER_REGISTRY.get(key).__name__}` |" in readme
+        assert f"| `{key}` | `{ENV_MANAGER_REGISTRY.get(key).__name__}` |" in text
 
 
 def test_errors_that_the_pages_name_exist() -> None:

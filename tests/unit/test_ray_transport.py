@@ -207,7 +207,7 @@ def test_workers_of_an_actor(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[ray\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'rl-env-manager\[ray\]'"):
         manager_of()
 
 

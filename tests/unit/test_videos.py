@@ -166,7 +166,7 @@ def test_without_frames_or_pyav_videos_are_refused(
         with pytest.raises(ConfigError, match="cannot record videos"):
             GymnasiumEnv(Dawn(render_mode=mode)).enable_save_replay(folder)
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[video\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'rl-env-manager\[video\]'"):
         GymnasiumEnv(Dawn()).enable_save_replay(folder)
     assert not (tmp_path / "videos").exists()
 

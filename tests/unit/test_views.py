@@ -162,7 +162,7 @@ def test_without_treetensor_the_error_names_the_extra_and_the_right_package(
     with pytest.raises(MissingDependencyError) as caught:
         TreeView()
     text = str(caught.value)
-    assert "pip install '.[treetensor]'" in text
+    assert "pip install 'rl-env-manager[treetensor]'" in text
     assert "DI-treetensor" in text
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from envmgr.errors import ConfigError, LaunchError, MissingDependencyError
-from envmgr.optional_packages import imported
+from envmgr.optional_packages import DISTRIBUTION, imported
 from envmgr.transport.process.threads import thread_name
 
 REACH_S = 5.0
@@ -41,8 +41,8 @@ def refuse_without_ray() -> None:
     spec = importlib.util.find_spec("ray")
     if spec is None or spec.origin is None:  # a mere folder of that name, as Ray leaves in /tmp
         raise MissingDependencyError(
-            "type: ray needs the package ray. Install the extra ray, in a clone of this project "
-            "with: pip install '.[ray]'"
+            "type: ray needs the package ray. Install the extra ray: "
+            f"pip install '{DISTRIBUTION}[ray]'"
         )
 
 
