@@ -13,7 +13,7 @@ from pages import ROOT
 _RUNS = (
     (
         "cartpole",
-        "configs/cartpole.yaml --steps 30000",
+        "configs/cartpole.yaml --steps 200000",
         "eight of CartPole-v1, which share processes as they are cheap.",
     ),
     (

@@ -450,16 +450,21 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
     show_default=True,
     help="Which envs come first.",
 )
-def top(target: str, **how: Any) -> None:
+def top(target: str, interval_s: float, once: bool, sort: str) -> None:
     """Show every env of a trainer that runs on this machine: state, rate, times, failures, memory.
 
     The trainer is named as for `envmgr dump`. Rates and times of each env need `metrics` in its
-    config. Ctrl-C ends it.
+    config. On a terminal keys sort the envs (s), choose one (up and down) and show the stacks of
+    its worker (enter); q or Ctrl-C ends it. It waits for a trainer that launches.
     """
+    from envmgr.observing import live_top, top
     from envmgr.observing.boards import pid_of
-    from envmgr.observing.top import watch
 
-    watch(pid_of(target), **how)
+    pid = pid_of(target)
+    if once or not live_top.is_possible():
+        top.print_tables(pid, interval_s=interval_s, once=once, sort=sort)
+    else:
+        live_top.watch(pid, interval_s=interval_s, sort=sort)
 
 
 # -- looking at configs -------------------------------------------------------------------------

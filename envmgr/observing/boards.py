@@ -17,6 +17,10 @@ PROCESS = "process.json"
 """Name of the file in a run's folder that says which process it is, as long as it goes on."""
 
 
+class NotLaunchedError(UnreadableRunError):
+    """There is such a process, but it has no manager that is launched."""
+
+
 def boards_of(pid: int) -> list[Board]:
     """Return the boards of the managers of a process, those launched first first.
 
@@ -42,7 +46,7 @@ def boards_of(pid: int) -> list[Board]:
     own = [board for board in found if board.plan.pid in pids]
     if not own:
         detail = " (it is a fork of the process that has one)" if found else ""
-        raise UnreadableRunError(
+        raise NotLaunchedError(
             f"process {pid} has no manager that is launched, or one of an older envmgr{detail}. "
             "Give the pid of the trainer itself, not of a worker or of a shell around it."
         )
@@ -77,7 +81,7 @@ def _look_at(path: str, found: dict[int, Board]) -> None:
 def process_facts() -> dict[str, Any]:
     """Return what tells this process from all others, for the folder of a run."""
     pid = os.getpid()
-    return {"pid": pid, "started": _start_of(pid), "host": socket.gethostname()}
+    return {"pid": pid, "started": start_of(pid), "host": socket.gethostname()}
 
 
 def pid_of(target: str) -> int:
@@ -106,7 +110,7 @@ def pid_of(target: str) -> int:
         ) from error
     if host != socket.gethostname():
         raise UnreadableRunError(f"the run in {target!r} is, or was, on {host!r}: look at it there")
-    if _start_of(pid) != started:
+    if start_of(pid) != started:
         raise UnreadableRunError(f"the run in {target!r} has ended: it was process {pid}")
     return pid
 
@@ -122,7 +126,7 @@ def _no_run(folder: Path) -> str:
     )
 
 
-def _start_of(pid: int) -> str | None:
+def start_of(pid: int) -> str | None:
     """Return when a process was started, in a form to compare; None if it is gone."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -14,7 +14,7 @@ from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.board import COUNTERS, Activity, Board, text_in
 
 _MOST_ERROR = 160
-_IDLE = " in await_bell\n"
+IDLE = " in await_bell\n"
 """How a line of stacks ends that is where workers wait."""
 
 _HEADER = ("env", "state", "at", "for", "generation", "episodes", "failures")
@@ -106,7 +106,7 @@ def _text_of(figures: dict[str, Any]) -> str:
         memory_mb = worker["memory_bytes"] / 1e6
         name = f"worker {worker['pid']} of {_envs_text(worker['env_ids'])}, {memory_mb:.0f} MB"
         stacks = worker.get("stacks", "")
-        if _IDLE in stacks:  # between requests: nothing of that is the env's
+        if IDLE in stacks:  # between requests: nothing of that is the env's
             stacks = ""
             name += ": waits for what to do"
         lines += ["", name, *([stacks] if stacks else [])]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import textwrap
 import time
-from collections.abc import Callable, Sequence
-from shutil import get_terminal_size
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,45 @@ from envmgr.proc import resident_bytes
 from envmgr.wire.board import COUNTERS, Activity, Board
 from envmgr.wire.latencies import counts_of, quantiles
 
-_HEADER = (
-    f"{'env':>5} {'state':<10} {'at':<20} {'for':>9} {'steps/s':>8} "
-    f"{'p50':>8} {'p99':>8} {'fail':>5} {'MB':>6}"
-)
+_ALL = 1 << 20
+"""More than any screen has of lines, or of characters in one."""
+
+_COLUMNS = {
+    "env": 5,
+    "state": 10,
+    "at": 20,
+    "for": 9,
+    "steps/s": 8,
+    "p50": 8,
+    "p99": 8,
+    "fail": 5,
+    "MB": 6,
+}
+"""Names of the columns, and their widths; texts stand at the left, numbers at the right."""
+
+_TEXTS = ("state", "at")
+_LEFT_OUT = ("p50", "MB", "steps/s", "p99", "for")
+"""What goes first where the screen is too narrow for all."""
+
 SORTS = ("env", "slowest", "longest", "failures")
-_CLEAR = "\x1b[H\x1b[J"
+
+
+class Table(NamedTuple):
+    """A table of one manager.
+
+    Attributes:
+        head: what there is to say of all, in lines that fit.
+        names: those of the columns, as a line.
+        env_ids: which envs are shown, in this order.
+        lines: one for each of them.
+        more: how many others there are.
+    """
+
+    head: list[str]
+    names: str
+    env_ids: list[int]
+    lines: list[str]
+    more: int
 
 
 class Top:
@@ -36,15 +69,27 @@ class Top:
         self._sort = sort
         self._before: dict[int, tuple[float, Board]] = {}
 
+    @property
+    def sort(self) -> str:
+        """Which envs come first: one of `SORTS`."""
+        return self._sort
+
+    def sort_by_the_next(self) -> None:
+        """Have the next of `SORTS` say which envs come first."""
+        self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
+
     def text(self, boards: Sequence[Board], now: float) -> str:
-        """Return the tables of all managers of a trainer, as far as they fit on the screen."""
-        most = 1 << 20
-        if sys.stdout.isatty():
-            most = max(get_terminal_size().lines // len(boards) - 6, 3)
-        tables = (self.lines(k, board.read(), now, most) for k, board in enumerate(boards))
+        """Return the whole tables of all managers of a trainer."""
+        tables = (self.lines(k, board.read(), now, _ALL) for k, board in enumerate(boards))
         return "\n\n".join("\n".join(table) for table in tables)
 
     def lines(self, key: int, board: Board, now: float, most: int) -> list[str]:
+        """Return the table of one manager as lines; see `table`."""
+        table = self.table(key, board, now, most)
+        more = [f"... and {table.more} more"] if table.more else []
+        return [*table.head, table.names, *table.lines, *more]
+
+    def table(self, key: int, board: Board, now: float, most: int, width: int = _ALL) -> Table:
         """Return the table of one manager.
 
         Args:
@@ -52,6 +97,7 @@ class Top:
             board: a copy.
             now: on the monotonic clock.
             most: so many envs at most.
+            width: of lines, in characters. What does not fit is left out, whole columns of it.
         """
         before_s, before = self._before.get(key, (now, board))
         looked_s = float(board.looked_at[0])
@@ -76,13 +122,19 @@ class Top:
             head += "\nset manager.metrics: {} in the config to see times and rates of each env"
         rows = self._rows(board, before, passed_s, now)
         shown = self._order(board, rows)[:most]
-        more = [f"... and {n - most} more"] if n > most else []
-        return [head, _HEADER, *(rows[i][0] for i in shown), *more]
+        names = _fitting(width)
+        return Table(
+            [part for line in head.splitlines() for part in textwrap.wrap(line, width)],
+            _line({name: name for name in names}, width),
+            shown,
+            [_line({name: rows[i][0][name] for name in names}, width) for i in shown],
+            n - len(shown),
+        )
 
     def _rows(
         self, board: Board, before: Board, passed_s: float, now: float
-    ) -> list[tuple[str, float]]:
-        """Return a line for each env, and its p99."""
+    ) -> list[tuple[dict[str, str], float]]:
+        """Return the cells of each env, and its p99."""
         n, nothing = board.plan.env_num, [float("nan")] * board.plan.env_num
         rates, p50s, p99s = nothing, nothing, nothing
         if board.plan.latencies:
@@ -106,16 +158,23 @@ class Top:
         )
         return [
             (
-                f"{i:>5} {names.get(state, '?'):<10} {labels.get(activity, '?'):<20} "
-                f"{seconds_text(now - since):>9} {_number(rate):>8} {_time(p50):>8} "
-                f"{_time(p99):>8} {failed:>5} "
-                f"{memory[host] if 0 <= host < len(memory) else 0:>6.0f}",
+                {
+                    "env": str(i),
+                    "state": names.get(state, "?"),
+                    "at": labels.get(activity, "?"),
+                    "for": seconds_text(now - since),
+                    "steps/s": _number(rate),
+                    "p50": _time(p50),
+                    "p99": _time(p99),
+                    "fail": str(failed),
+                    "MB": f"{memory[host] if 0 <= host < len(memory) else 0:.0f}",
+                },
                 p99,
             )
             for i, (state, activity, since, failed, host, rate, p50, p99) in enumerate(columns)
         ]
 
-    def _order(self, board: Board, rows: Sequence[tuple[str, float]]) -> list[int]:
+    def _order(self, board: Board, rows: Sequence[tuple[Any, float]]) -> list[int]:
         n = board.plan.env_num
         keys: dict[str, Callable[[int], float]] = {
             "env": float,
@@ -124,6 +183,22 @@ class Top:
             "failures": lambda i: -float(board.failed[i]),
         }
         return sorted(range(n), key=keys[self._sort])
+
+
+def _fitting(width: int) -> list[str]:
+    """Return the columns that fit into a width."""
+    names, left_out = list(_COLUMNS), list(_LEFT_OUT)
+    while left_out and sum(_COLUMNS[name] + 1 for name in names) > width + 1:
+        names.remove(left_out.pop(0))
+    return names
+
+
+def _line(cells: Mapping[str, str], width: int) -> str:
+    aligned = (
+        cell.ljust(_COLUMNS[name]) if name in _TEXTS else cell.rjust(_COLUMNS[name])
+        for name, cell in cells.items()
+    )
+    return " ".join(aligned)[:width]
 
 
 def _number(value: float) -> str:
@@ -138,7 +213,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds < 1.0 else f"{seconds:.1f} s"
 
 
-def watch(pid: int, *, interval_s: float, once: bool, sort: str) -> None:
+def print_tables(pid: int, *, interval_s: float, once: bool, sort: str) -> None:
     """Print tables of the envs of a trainer until it has no manager any more, or Ctrl-C.
 
     Args:
@@ -154,8 +229,7 @@ def watch(pid: int, *, interval_s: float, once: bool, sort: str) -> None:
     while True:
         text = top.text(boards, time.monotonic())
         if not once:
-            start = _CLEAR if sys.stdout.isatty() else ""
-            print(f"{start}process {pid}\n{text}", flush=True)
+            print(f"process {pid}\n{text}", flush=True)
         time.sleep(interval_s)
         if once:
             print(top.text(boards, time.monotonic()))

@@ -18,6 +18,9 @@ _PARTS["waiting"] = 7
 _IN_A_ROW, _ROW = 4, 18
 """Of legends: names in a row, and its height."""
 
+_MOST_LABELS = 10
+"""Below a chart over whole numbers."""
+
 Points = Sequence[tuple[float, float | None]]
 
 _NOT_DRAWN = (ArithmeticError, ValueError, IndexError, TypeError)
@@ -37,21 +40,31 @@ def lines(
     """
     thin = {"show_dots": False, "stroke_style": {"width": 1, "dasharray": "4, 3"}}
     options = {name: thin if name in aside else {} for name in series}
-    return _chart("XY", title, series.items(), options, x_title="seconds", y_title=unit)
+    how: dict[str, Any] = {"x_title": "seconds", "y_title": unit}
+    heights = {y for points in series.values() for _, y in points if y is not None}
+    if len(heights) == 1:  # in the middle, not on the border
+        (height,) = heights
+        how["range"] = (height - (abs(height) or 1.0), height + (abs(height) or 1.0))
+    return _chart("XY", title, series.items(), options, **how)
 
 
-def times(title: str, series: Mapping[str, Points], *, x: str) -> Html:
+def times(title: str, series: Mapping[str, Sequence[tuple[int, float | None]]], *, x: str) -> Html:
     """Return a chart of dots, seconds on a logarithmic scale.
 
     Args:
         title: above it.
-        series: points by name.
-        x: what they are drawn over.
+        series: points by name, over whole numbers.
+        x: what these are.
     """
     logs = [(name, [(at, log10(y)) for at, y in points if y]) for name, points in series.items()]
     heights = [y for _, points in logs for _, y in points] or [0.0]
-    decades = list(range(floor(min(heights)), ceil(max(heights)) + 1))
-    how = {"stroke": False, "y_labels": decades, "include_x_axis": False}
+    lowest = floor(min(heights))
+    decades = list(range(lowest, max(ceil(max(heights)), lowest + 1) + 1))
+    how: dict[str, Any] = {"stroke": False, "y_labels": decades, "include_x_axis": False}
+    over = [at for _, points in logs for at, _ in points] or [0]
+    first, last = min(over), max(over)
+    how["x_labels"] = list(range(first, last + 1, ceil((last - first + 1) / _MOST_LABELS)))
+    how["xrange"] = (first - 0.5, last + 0.5)
     how["value_formatter"] = lambda y: seconds(10**y)
     return _chart("XY", title, logs, {}, x_title=x, **how)
 

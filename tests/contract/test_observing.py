@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import select
 import subprocess
 import sys
 import time
@@ -115,3 +116,39 @@ def test_a_dump_of_a_trainer_that_waits_shows_who_keeps_it(
     assert totals["env reset"][0] == sum(latency["reset"]["count"])
     assert totals["host construction"][0] == 4
     assert totals["call send"][0] == totals["call recv"][0] == 1
+
+
+def test_top_has_a_screen_of_its_own_and_waits_for_a_launch() -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "envmgr", "top", str(os.getpid()), "--interval", "0.1"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    shown = ""
+
+    def awaits(text: str) -> None:
+        nonlocal shown
+        until = time.monotonic() + PATIENCE_S
+        while text not in shown:
+            assert select.select([ours], [], [], until - time.monotonic())[0], shown[-2000:]
+            shown += os.read(ours, 1 << 16).decode()
+
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment)
+    os.close(theirs)
+    try:
+        awaits("Waiting: ")
+        assert "\x1b[?1049h" in shown, "the main screen is left as it is"
+        with make("CartPole-v1", env_num=2, type="subprocess"):
+            awaits("subprocess, 2 envs")
+            os.write(ours, b"s")
+            awaits("(slowest)")
+            os.write(ours, b"\r")
+            awaits(", worker ")  # known from the second look on
+            awaits("enter back")
+            os.write(ours, b"q")
+            awaits("\x1b[?1049l")
+            assert process.wait(timeout=PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

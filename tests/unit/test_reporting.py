@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import pytest
 
 from envmgr.cli.report import execute
 from envmgr.errors import ConfigError, UnreadableRunError
+from envmgr.reporting.charts import lines, times
 from envmgr.reporting.figures import MOST_ENVS, MOST_POINTS, figures_of
 from envmgr.reporting.files import Sample
 from envmgr.reporting.folder import MOST_FAILURES, MOST_OF_A_TEXT, read_run
@@ -440,3 +442,21 @@ def test_only_so_many_failures_are_shown(make_run: Callable[..., Path]) -> None:
     failures = figures_of(read_run(make_run(episodes=lost)))["failures"]
     assert len(failures["shown"]) == MOST_FAILURES
     assert (failures["count"], failures["left_out"]) == (500, 400)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 64, 1000])
+def test_env_ids_below_charts_are_whole(n: int) -> None:
+    drawn = str(times("Times", {"p50": [(i, 1e-3 * (1 + i)) for i in range(n)]}, x="env"))
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    numbers = [label for label in labels if re.fullmatch(r"[\d.,]+", label)]
+    assert numbers[0] == "0"
+    assert not [label for label in numbers if "." in label]
+    assert len(numbers) == min(n, 10)
+
+
+@pytest.mark.parametrize("value", [0.0, 20.0, -3.5])
+def test_what_stays_the_same_is_in_the_middle(value: float) -> None:
+    drawn = str(lines("Failures", "n", {"n": [(0.0, value), (1.0, value)]}))
+    (height,) = re.findall(r'<path d="M[\d.]+ ([\d.]+) L[^"]*" class="line reactive', drawn)
+    of = re.findall(r'<rect[^>]*height="([\d.]+)" class="background"', drawn)[-1]
+    assert float(height) / float(of) == pytest.approx(0.5)

@@ -1,0 +1,118 @@
+"""The screen of `envmgr top`: what fits, what keys do, and who is shown how."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from envmgr.lifecycle import EnvState
+from envmgr.observing import live_top
+from envmgr.observing.live_top import LiveTop
+from envmgr.observing.top import SORTS, Top
+from envmgr.wire.board import Board, BoardPlan, put_text
+from envmgr.wire.latencies import NUMBERS
+
+
+def board(n: int) -> Board:
+    plan = BoardPlan(1, "subprocess", n, n, n, NUMBERS)
+    board = Board(bytearray(plan.nbytes), plan)
+    board.states[...] = int(EnvState.RUN)
+    board.hosts[...] = range(n)
+    board.looked_at[0] = 50.0
+    return board
+
+
+def shown(view: LiveTop, boards: list[Board] | str, width: int = 80, height: int = 24) -> list[str]:
+    return view.screen(boards, 51.0, width, height).plain.split("\n")
+
+
+def chosen(view: LiveTop, boards: list[Board]) -> list[str]:
+    text = view.screen(boards, 51.0, 80, 24)
+    spans = [span for span in text.spans if "reverse" in str(span.style)]
+    return [text.plain[span.start : span.end].split()[0] for span in spans]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 87, 200])
+def test_lines_are_as_wide_as_the_screen_at_most(width: int) -> None:
+    table = Top().table(0, board(3), 51.0, 3, width)
+    assert max(map(len, [*table.head, table.names, *table.lines])) <= width
+    assert table.names.split()[0] == "env"
+    assert all(len(line.split()) > 1 for line in table.lines)
+
+
+def test_at_80_columns_what_matters_is_there_and_at_87_all() -> None:
+    assert Top().table(0, board(1), 51.0, 1, 80).names.split() == (
+        ["env", "state", "at", "for", "steps/s", "p99", "fail", "MB"]
+    )
+    assert "p50" in Top().table(0, board(1), 51.0, 1, 87).names
+
+
+@pytest.mark.parametrize("height", [5, 10, 24])
+def test_the_screen_holds_all_lines_and_follows_the_choice(height: int) -> None:
+    view, boards = LiveTop(7, "env"), [board(50)]
+    for env_id in range(60):
+        lines = shown(view, boards, height=height)
+        assert len(lines) <= height
+        assert lines[0] == "process 7"
+        assert lines[-1].startswith("q quit")
+        assert chosen(view, boards)[0] == str(min(env_id, 49)), "the last one stays chosen"
+        view.press("down")
+
+
+def test_keys_choose_sort_and_end() -> None:
+    view, boards = LiveTop(7, "env"), [board(3), board(2)]
+    boards[0].failed[1] = 4
+    shown(view, boards)
+    seen = []
+    for key in ("down", "down", "down", "up", "up", "up", "up"):
+        assert view.press(key)
+        seen += chosen(view, boards)
+    assert seen == ["1", "2", "0", "2", "1", "0", "0"], "of both managers, and no further"
+    sorts = []
+    for _ in SORTS:
+        view.press("s")
+        sorts.append(shown(view, boards)[-1].rpartition("(")[2].rstrip(")"))
+    assert sorted(sorts) == sorted(SORTS)
+    assert view.press("x"), "any other key does nothing"
+    assert not view.press("q")
+
+
+def test_failures_and_what_does_not_run_have_colours() -> None:
+    one = board(3)
+    one.failed[1], one.states[2] = 1, int(EnvState.RESET)
+    view = LiveTop(7, "env")
+    view.press("down")
+    text = view.screen([one], 51.0, 80, 24)
+    styles = {text.plain[s.start : s.end].split()[0]: str(s.style) for s in text.spans if s}
+    assert styles["1"] == "red"
+    assert styles["2"] == "yellow"
+
+
+def test_the_stacks_of_an_env_are_those_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_top.Stacks, "of", lambda self, pid: f'  File "game.py" of {pid}')
+    one = board(2)
+    one.pids[1] = 4711
+    put_text(one.errors[1], "env 1 died in its step")
+    put_text(one.where, '  File "train.py"')
+    view = LiveTop(7, "env")
+    view.press("enter")
+    assert shown(view, [one])[-1].startswith("q quit"), "none was there to be chosen"
+    view.press("enter")
+    assert '  File "train.py"' in shown(view, [one]), "it has no worker"
+    view.press("escape")
+    view.press("down")
+    view.press("enter")
+    lines = shown(view, [one])
+    assert lines[1] == "env 1, worker 4711"
+    assert "env 1 died in its step" in lines
+    assert '  File "game.py" of 4711' in lines
+    view.press("enter")
+    assert shown(view, [one])[-1].startswith("q quit")
+
+
+def test_a_trainer_that_launches_is_waited_for() -> None:
+    view = LiveTop(os.getpid(), "env")
+    lines = shown(view, "process 7 has no manager that is launched")
+    assert lines[1] == "Waiting: process 7 has no manager that is launched"
+    assert shown(view, [board(1)])[1].startswith("subprocess, 1 env")
