@@ -411,7 +411,9 @@ def test_without_treetensor_the_error_names_the_extra_and_the_right_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "treetensor", None)
     monkeypatch.setitem(sys.modules, "treetensor.numpy", None)
-    with Raises(MissingDependencyError, ".[treetensor]", "DI-treetensor", "something else"):
+    with Raises(
+        MissingDependencyError, "rl-env-manager[treetensor]", "DI-treetensor", "something else"
+    ):
         create_env_manager({"type": key}, env_fn=world.factories(1))
     with pytest.raises(ImportError):
         create_env_manager({"type": key}, env_fn=world.factories(1))
