@@ -331,10 +331,12 @@ def test_construction_is_bounded_by_connect_timeout(world: World, setup: Setup) 
         scripts={1: {"build_faults": {0: "sleep"}}},
     )
     began = time.monotonic()
-    with Raises(LaunchError, "connect_timeout", "env 1") as raised:
+    with Raises(LaunchError, "connect_timeout") as raised:
         manager.launch()
     assert 0.4 <= time.monotonic() - began < 10.0
-    assert isinstance(raised.value.failures[1], EnvTimeout)
+    failure = raised.value.failures[1]  # where the machine is busy, env 0 may be too late as well
+    assert isinstance(failure, EnvTimeout)
+    assert str(failure).startswith("env 1 (generation 0) exceeded the 0.4 s of connect_timeout")
     assert manager.closed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -211,3 +212,26 @@ def test_an_answer_is_read_until_nothing_follows(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(stacks, "_read", shown)
     assert Stacks().of(1) == OF_ENVS
     assert clock[0] - 100.0 < 0.05
+
+
+def test_a_worker_that_is_interrupted_in_writing_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = pass_time_by_looking(monkeypatch)
+    is_writing = lambda *_: clock[0] < 100.3  # noqa: E731 - it waits for a core
+    written = lambda path: STACKS[:80] if is_writing() else STACKS  # noqa: E731
+    monkeypatch.setattr(stacks, "_read", written)
+    monkeypatch.setattr(stacks, "_is_in_handler", is_writing)
+    assert Stacks().of(1) == OF_ENVS
+    assert 0.3 <= clock[0] - 100.0 < 0.35
+
+
+def test_a_process_that_runs_a_handler_of_the_signal_is_told_from_others() -> None:
+    number = stacks.STACKS_SIGNAL
+    assert number is not None
+    assert not stacks._is_in_handler(os.getpid())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        assert stacks._is_in_handler(os.getpid())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import time
 from pathlib import Path
 
@@ -25,7 +26,7 @@ _OURS = f'  File "{Path(crash_report.__file__).parent}{os.sep}'
 
 _LOOK_EVERY_S = 0.001
 _STILL_S = 0.004
-"""If nothing has followed for so long, all is written: nothing else tells."""
+"""If nothing has followed for so long, and it is not in the handler any more, all is written."""
 
 _MOST_BYTES = 1 << 16
 
@@ -62,11 +63,13 @@ class Stacks:
             if now > self._window_ends:
                 self._window_ends, self._left_s = now + _WINDOW_S, _MOST_S
             patience_s = min(_PATIENCE_S, max(self._left_s, _STILL_S))
-            while now - began < patience_s and not (text and now - changed >= _STILL_S):
+            while now - began < (_MOST_S if text else patience_s):
                 time.sleep(_LOOK_EVERY_S)
                 now = time.monotonic()
                 if (latest := _read(path)) != text:
                     text, changed = latest, now
+                elif text and now - changed >= _STILL_S and not _is_in_handler(pid):
+                    break
             if not text:
                 self._left_s -= now - began
         return text
@@ -112,6 +115,17 @@ def _listens(pid: int, status: dict[str, str]) -> bool:
         return os.getsid(pid) == pid and bool(int(status["SigCgt"], 16) >> STACKS_SIGNAL - 1 & 1)
     except (OSError, KeyError, ValueError):
         return False
+
+
+def _is_in_handler(pid: int) -> bool:
+    """Return whether a process is writing its stacks: meanwhile that thread blocks the signal."""
+    if STACKS_SIGNAL is None:
+        return False
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        blocked = re.search(r"^SigBlk:\s*([0-9a-f]+)", status.read_text(), re.MULTILINE)
+        if blocked and int(blocked[1], 16) >> STACKS_SIGNAL - 1 & 1:
+            return True
+    return False
 
 
 def _without_stacks(pid: int, status: dict[str, str]) -> str:
