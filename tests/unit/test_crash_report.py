@@ -188,6 +188,7 @@ def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(stacks, "_read", lambda path: "")
     monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": "S"})
     monkeypatch.setattr(stacks, "_listens", lambda pid, status: True)
+    monkeypatch.setattr(stacks, "_is_in_handler", lambda pid: False)
     return clock
 
 
@@ -233,5 +234,7 @@ def test_a_process_that_runs_a_handler_of_the_signal_is_told_from_others() -> No
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         assert stacks._is_in_handler(os.getpid())
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        assert not stacks._is_in_handler(os.getpid()), "it blocks them all"
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

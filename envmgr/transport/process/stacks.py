@@ -118,12 +118,15 @@ def _listens(pid: int, status: dict[str, str]) -> bool:
 
 
 def _is_in_handler(pid: int) -> bool:
-    """Return whether a process is writing its stacks: meanwhile that thread blocks the signal."""
+    """Return whether a process is writing its stacks: a thread blocks that signal meanwhile.
+
+    Threads that block all signals, as those of many libraries do, block the next one, too.
+    """
     if STACKS_SIGNAL is None:
         return False
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         blocked = re.search(r"^SigBlk:\s*([0-9a-f]+)", status.read_text(), re.MULTILINE)
-        if blocked and int(blocked[1], 16) >> STACKS_SIGNAL - 1 & 1:
+        if blocked and int(blocked[1], 16) >> STACKS_SIGNAL - 1 & 3 == 1:
             return True
     return False
 
