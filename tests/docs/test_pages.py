@@ -198,6 +198,36 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed) == sorted(docs | of_the_repository)
 
 
+COME_WITH = (
+    "crash",
+    "hang",
+    "freeze",
+    "slow resets",
+    "browsers",
+    "batches GPU",
+    "cluster",
+    "tools",
+    "LLM agents",
+    "multi-agent",
+    "resume",
+    "checkpoint",
+    "memory leak",
+    "timeout",
+    "reproducible",
+    "docker",
+    "which kind",
+)
+"""What people type into a search, which finds pages that have all words of it."""
+
+
+def test_a_search_for_what_people_come_with_finds_the_page_for_it() -> None:
+    page = ROOT / "docs" / "guide" / "by-problem.md"
+    assert page in [found for s in SITE.sections() for _, items in s.groups for _, found in items]
+    words = set(re.findall(r"[a-z]+", _prose(page).lower()))
+    for query in COME_WITH:
+        assert words.issuperset(re.findall(r"[a-z]+", query.lower())), query
+
+
 def test_pages_of_the_site_link_to_each_other(tmp_path: Path) -> None:
     stage = SITE.Stage(tmp_path, lambda source, folder, top: f"![]({top}/index.md)")
     stage.put("configs", "# Configs\n", ROOT / "configs" / "README.md")
