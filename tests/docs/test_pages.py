@@ -149,6 +149,13 @@ def test_paths_that_the_pages_name_exist(page: Path) -> None:
             assert (ROOT / word).exists(), f"there is no {word}"
 
 
+def test_files_that_decisions_name_exist() -> None:
+    for page in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        for word in re.findall(r"`(envmgr/[\w./]+|\w+\.py)`", _prose(page)):
+            found = (ROOT / word).exists() or any(ROOT.glob(f"envmgr/**/{word}"))
+            assert found or word == "ale_py.py", f"{page.name}: there is no {word}"
+
+
 def _script(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "docs" / path)
     assert spec is not None
