@@ -34,7 +34,7 @@ def architecture_page() -> str:
     return f"""# Architecture
 
 This page is made from the contracts in `pyproject.toml` and from the tables of the code.
-[Decision 0017](../decisions/0017-places.md) says why the places are these, and
+[Decision 0038](../decisions/0038-a-core-to-live-in.md) says why the places are these, and
 [CONTRIBUTING](../../CONTRIBUTING.md#where-is-x-decided) where a question is decided.
 
 ## Layers

@@ -2,6 +2,7 @@
 
 The navigation is docs/README.md: each `##` heading is an entry at the top, with a page of its own
 that holds what stands below it. Its lists are what the entry leads to, in groups by `###` headings.
+An index, such as docs/decisions/README.md, is followed by the pages that it lists.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 CONTENTS = DOCS / "README.md"
+INDEXES = (DOCS / "decisions" / "README.md",)
 HOME = ROOT / "README.md"
 
 _ITEM = re.compile(r"^- \[(?P<title>[^\]]+)\]\((?P<target>[^)#\s]+)\)", re.MULTILINE)
@@ -51,11 +53,19 @@ def sections() -> list[Section]:
         groups = []
         for group in ("\n" + text).split("\n### "):
             heading, _, items = group.partition("\n")
-            listed = [(i["title"], (DOCS / i["target"]).resolve()) for i in _ITEM.finditer(items)]
+            listed = list(_listed(items, DOCS))
             if listed:
                 groups.append((heading, listed))
         found.append(Section(title, text.strip() + "\n", groups))
     return found
+
+
+def _listed(text: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    for item in _ITEM.finditer(text):
+        page = (folder / item["target"]).resolve()
+        yield item["title"], page
+        if page in INDEXES:
+            yield from _listed(page.read_text(encoding="utf-8"), page.parent)
 
 
 def place_of(page: Path) -> str:

@@ -1,7 +1,7 @@
 """Hosts on threads of the trainer's own process: for envs that let go of the GIL, or wait.
 
 A thread cannot be killed. One that is given up while it runs env code stays: it is a daemon, the
-memory that it uses is left to it (docs/decisions/0022), and it ends when the env's code returns.
+memory that it uses is left to it (docs/decisions/0023), and it ends when the env's code returns.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 All reports are written into one anonymous, sparse file of the manager, in which each host has a
 place. So a worker never waits for somebody to read, the trainer needs one fd for all of them, and
-the file is read only after a death. Why not pipes, or a file each: docs/decisions/0015.
+the file is read only after a death. Why not pipes, or a file each: docs/decisions/0014.
 
 A worker that lives tells where it is: when it is sent `STACKS_SIGNAL`, the stacks of all its
 threads go into a file of its own. Who asks empties that file before, through `/proc`; a worker may

@@ -149,6 +149,13 @@ def test_paths_that_the_pages_name_exist(page: Path) -> None:
             assert (ROOT / word).exists(), f"there is no {word}"
 
 
+def test_files_that_decisions_name_exist() -> None:
+    for page in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        for word in re.findall(r"`(envmgr/[\w./]+|\w+\.py)`", _prose(page)):
+            found = (ROOT / word).exists() or any(ROOT.glob(f"envmgr/**/{word}"))
+            assert found or word == "ale_py.py", f"{page.name}: there is no {word}"
+
+
 def _script(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "docs" / path)
     assert spec is not None
@@ -196,6 +203,36 @@ def test_every_page_is_in_the_navigation_once() -> None:
     of_the_repository |= {ROOT / "benchmarks" / "README.md", ROOT / "soak" / "README.md"}
     docs = {page for page in PAGES if page.is_relative_to(SITE.DOCS)} - {SITE.CONTENTS}
     assert sorted(listed) == sorted(docs | of_the_repository)
+
+
+COME_WITH = (
+    "crash",
+    "hang",
+    "freeze",
+    "slow resets",
+    "browsers",
+    "batches GPU",
+    "cluster",
+    "tools",
+    "LLM agents",
+    "multi-agent",
+    "resume",
+    "checkpoint",
+    "memory leak",
+    "timeout",
+    "reproducible",
+    "docker",
+    "which kind",
+)
+"""What people type into a search, which finds pages that have all words of it."""
+
+
+def test_a_search_for_what_people_come_with_finds_the_page_for_it() -> None:
+    page = ROOT / "docs" / "guide" / "by-problem.md"
+    assert page in [found for s in SITE.sections() for _, items in s.groups for _, found in items]
+    words = set(re.findall(r"[a-z]+", _prose(page).lower()))
+    for query in COME_WITH:
+        assert words.issuperset(re.findall(r"[a-z]+", query.lower())), query
 
 
 def test_pages_of_the_site_link_to_each_other(tmp_path: Path) -> None:
