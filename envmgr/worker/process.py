@@ -31,6 +31,7 @@ from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.wire.pipe_channel import Channel
 from envmgr.worker import crash_report, log_file
 from envmgr.worker.block_steps import BlockStepper, block_stepper
+from envmgr.worker.event_loop import WorkerLoop
 from envmgr.worker.host import Host
 from envmgr.worker.imported_modules import report_imports
 from envmgr.worker.serving import ConnectionInbox, serve
@@ -178,6 +179,7 @@ def run_worker(
             memory=functools.cache(lambda nbytes: _open_memory(shared_fds, nbytes)),
             rss_bytes=resident_bytes,
             stepper=stepper,
+            loop=WorkerLoop(),
         )
         for message in hellos(setup.envs):
             host.handle(message)

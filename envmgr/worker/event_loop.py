@@ -1,0 +1,201 @@
+"""The event loop of a worker that runs async envs, and what is under way in it for each of them.
+
+Code that serves sync and async envs alike is written as coroutines. `finish` runs one that waits
+for nothing, at the price of a call; `WorkerLoop.run` runs one at once until it awaits `ENTER_LOOP`,
+and the rest as a task. So a worker without async envs has no event loop, and does not even import
+asyncio.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from envmgr.env.contract import EnvContractError
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+
+NO_LOOP = (
+    "async envs (with `async def step` or `reset`, or an async factory) run on the event loop of a "
+    "worker process: use type: subprocess, async_subprocess or one of their v2 kinds. This kind "
+    "runs its envs in the trainer's process, or on a cluster"
+)
+
+
+class _EnterLoop:
+    """Awaited where the rest of a coroutine needs a running event loop."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+ENTER_LOOP = _EnterLoop()
+
+
+def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing; return its result.
+
+    Raises:
+        EnvContractError: it waits for something.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    coroutine.close()
+    raise EnvContractError(NO_LOOP)
+
+
+class WorkerLoop:
+    """The event loop of a worker process; there is none until the first coroutine needs it.
+
+    Attributes:
+        loop: the loop; None until then.
+    """
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failed: list[BaseException] = []
+        self._wake: Callable[[], object] | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Run a coroutine at once until it awaits `ENTER_LOOP`, and the rest as a task.
+
+        Returns:
+            The task; None if the coroutine has finished.
+        """
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return None
+        if self.loop is None:
+            import asyncio  # most workers need none, and it takes long to import
+
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        task: asyncio.Task[None] = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # of envmgr's own code, or the trainer is gone
+            self._failed.append(error)
+            if self._wake is not None:
+                self._wake()
+
+    def serve(
+        self,
+        run_round: Callable[[], bool],
+        close: Callable[[], Awaitable[None]],
+        fds: tuple[int, ...],
+    ) -> None:
+        """Run the loop until a round says that it is the last one.
+
+        Args:
+            run_round: called in the loop whenever one of `fds` can be read; true ends it.
+            close: awaited after that.
+            fds: file descriptors.
+
+        Raises:
+            BaseException: what a task, or a round, has raised.
+        """
+        if self.loop is None:
+            raise RuntimeError("no loop is used: a defect of envmgr, please report it")
+        self.loop.run_until_complete(self._serve(run_round, close, fds))
+
+    async def _serve(
+        self,
+        run_round: Callable[[], bool],
+        close: Callable[[], Awaitable[None]],
+        fds: tuple[int, ...],
+    ) -> None:
+        import asyncio
+
+        readable, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._wake = readable.set
+        for fd in fds:
+            loop.add_reader(fd, readable.set)
+        while not run_round():
+            await readable.wait()
+            readable.clear()
+            if self._failed:
+                raise self._failed[0]
+        await close()
+
+
+class EnvWork:
+    """What is under way in the event loop for one env, one thing at a time.
+
+    Args:
+        loop: of the worker; None where there can be none.
+
+    Attributes:
+        where: where the present work was when the trainer had it cancelled; None if it was not.
+    """
+
+    def __init__(self, loop: WorkerLoop | None) -> None:
+        self.loop = loop
+        self.where: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._doing: tuple[int, str] = (0, "")
+
+    def run(self, coroutine: Coroutine[Any, Any, None], request_id: int, during: str) -> None:
+        """Run what answers a request, as far as it can be run at once; the rest in the loop.
+
+        Args:
+            coroutine: answers it.
+            request_id: the request.
+            during: what it does, as in `RemoteFailure`.
+        """
+        self.where = None
+        if self.loop is None:
+            finish(coroutine)
+        else:
+            self._doing = request_id, during
+            self._task = self.loop.run(coroutine)
+
+    def cancel(self, request_id: int, during: str) -> None:
+        """Cancel what answers a request, if that is under way; the arguments are those of `run`."""
+        task = self._task
+        if task is not None and not task.done() and (request_id, during) == self._doing:
+            self.where = _where(task)
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Cancel what is under way, unless it is the caller, and wait for its end."""
+        task, self._task = self._task, None
+        if task is None or task.done():
+            return
+        import asyncio
+
+        if task is not asyncio.current_task():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def _where(task: asyncio.Task[None]) -> str:
+    """Return the stack of a task that waits, down to the innermost coroutine."""
+    coroutine: Any = task.get_coro()
+    frames = []
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is None:
+            break
+        frames.append((frame, frame.f_lineno))
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    while len(frames) > 1 and _is_own(frames[0][0]):
+        del frames[0]
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())
+
+
+def _is_own(frame: Any) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("envmgr.")
