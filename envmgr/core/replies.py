@@ -756,6 +756,7 @@ class ReplyDispatcher:
         self._apply_replied(group.envs)
         self._find_running(group)
         if type(arrival) is HostDied:
+            group.running = group.running or group.by_id.get(arrival.running)
             self._on_death(group, arrival)
         elif type(arrival) is TimedOut:
             for env in (s for s in group.envs if s.request_id == arrival.request_id):
@@ -882,7 +883,15 @@ class ReplyDispatcher:
             self._hosts.cancel_request(env)
         elif not group.is_ending:
             where = self._hosts.transport.whereabouts(group.host_id or 0)
-            self._fail_in_time(env, where, Lost.HOST)
+            self._fail_in_time(self._holding_up(env), where, Lost.HOST)
+
+    def _holding_up(self, env: ManagedEnv) -> ManagedEnv:
+        """Return who keeps the host of an env from going on: another async env, perhaps."""
+        group = env.group
+        if not group.is_async or group.host_id is None:
+            return env
+        other = group.by_id.get(self._hosts.transport.running_in(group.host_id), env)
+        return other if other.cancelled == other.request_id else env
 
     def _fail_in_time(self, env: ManagedEnv, where: str, lost: Lost) -> None:
         """An env has exceeded the limit of what it is doing, and was there then."""

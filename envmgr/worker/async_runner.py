@@ -47,7 +47,7 @@ class AsyncEnvRunner(EnvRunner):
 
     def step(self, sink: MessageSink, key: Any, action: Any) -> bool:
         """Begin a step; return False, for nothing is left to be run later."""
-        self._work.run(self._step(sink, key, action), key.request_id, "step")
+        self._work.run(self._step(sink, key, action), key.env_id, key.request_id, "step")
         return False
 
     async def _step(self, sink: MessageSink, key: Any, action: Any) -> None:
@@ -92,11 +92,13 @@ class AsyncEnvRunner(EnvRunner):
 
     def reset(self, message: Message) -> None:
         """Begin a RESET request."""
-        self._work.run(self.reset_and_answer(message), message.request_id, "reset")
+        resetting = self.reset_and_answer(message)
+        self._work.run(resetting, message.env_id, message.request_id, "reset")
 
     def reset_later(self, sink: MessageSink, key: Any) -> None:
         """Begin the reset that follows an episode."""
-        self._work.run(self._reset_as_planned(sink, key), key.request_id, "reset")
+        resetting = self._reset_as_planned(sink, key)
+        self._work.run(resetting, key.env_id, key.request_id, "reset")
 
     async def _reset_as_planned(self, sink: MessageSink, key: Any) -> None:
         try:

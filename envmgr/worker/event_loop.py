@@ -54,11 +54,16 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
 class WorkerLoop:
     """The event loop of a worker process; there is none until the first coroutine needs it.
 
+    Args:
+        note_running: is told which env's code is run: its env_id + 1, or 0 for none.
+
     Attributes:
+        note_running: likewise.
         loop: the loop; None until then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note_running: Callable[[int], None] | None = None) -> None:
+        self.note_running = note_running or _ignore
         self.loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: list[BaseException] = []
@@ -132,6 +137,50 @@ class WorkerLoop:
         await close()
 
 
+def _ignore(number: int) -> None:
+    """Stand in where nobody is told which env is run."""
+
+
+class _Noted(Coroutine[Any, Any, T]):
+    """A coroutine of which somebody is told when it is run, and by whom.
+
+    Args:
+        inside: the coroutine.
+        note: is told.
+        number: which env's it is, as `WorkerLoop.note_running` is told.
+    """
+
+    __slots__ = ("_inside", "_note", "_number")
+
+    def __init__(
+        self, inside: Coroutine[Any, Any, T], note: Callable[[int], None], number: int
+    ) -> None:
+        self._inside, self._note, self._number = inside, note, number
+
+    def send(self, value: Any, /) -> Any:
+        """Run it until it waits for something."""
+        self._note(self._number)
+        try:
+            return self._inside.send(value)
+        finally:
+            self._note(0)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise something in it, and run it until it waits for something."""
+        self._note(self._number)
+        try:
+            return self._inside.throw(*error)
+        finally:
+            self._note(0)
+
+    def close(self) -> None:
+        """End it."""
+        self._inside.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._inside.__await__()
+
+
 class EnvWork:
     """What is under way in the event loop for one env, one thing at a time.
 
@@ -146,13 +195,17 @@ class EnvWork:
         self.loop = loop
         self.where: str | None = None
         self._task: asyncio.Task[None] | None = None
+        self._coroutine: Any = None
         self._doing: tuple[int, str] = (0, "")
 
-    def run(self, coroutine: Coroutine[Any, Any, None], request_id: int, during: str) -> None:
+    def run(
+        self, coroutine: Coroutine[Any, Any, None], env_id: int, request_id: int, during: str
+    ) -> None:
         """Run what answers a request, as far as it can be run at once; the rest in the loop.
 
         Args:
             coroutine: answers it.
+            env_id: whose request.
             request_id: the request.
             during: what it does, as in `RemoteFailure`.
         """
@@ -160,14 +213,15 @@ class EnvWork:
         if self.loop is None:
             finish(coroutine)
         else:
-            self._doing = request_id, during
-            self._task = self.loop.run(coroutine)
+            self._doing, self._coroutine = (request_id, during), coroutine
+            noted = _Noted(coroutine, self.loop.note_running, env_id + 1)
+            self._task = self.loop.run(noted)
 
     def cancel(self, request_id: int, during: str) -> None:
-        """Cancel what answers a request, if that is under way; the arguments are those of `run`."""
+        """Cancel what answers a request, if that is under way; the arguments are as of `run`."""
         task = self._task
         if task is not None and not task.done() and (request_id, during) == self._doing:
-            self.where = _where(task)
+            self.where = _where(self._coroutine)
             task.cancel()
 
     async def stop(self) -> None:
@@ -182,9 +236,8 @@ class EnvWork:
             await asyncio.wait([task])
 
 
-def _where(task: asyncio.Task[None]) -> str:
-    """Return the stack of a task that waits, down to the innermost coroutine."""
-    coroutine: Any = task.get_coro()
+def _where(coroutine: Any) -> str:
+    """Return the stack of a coroutine that waits, down to the innermost one."""
     frames = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)

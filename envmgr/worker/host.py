@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType
@@ -258,9 +258,9 @@ class HostedEnv:
         if op == Op.STEP and runner is not None:  # first, for it is what comes most
             runner.step(self._messages, message, message.payload)
         elif op == Op.HELLO or op == Op.RENEW:
-            self._work.run(self._build(message), message.request_id, "construction")
+            self._run(self._build(message), message, "construction")
         elif op == Op.RELEASE:
-            self._work.run(self._release(message), message.request_id, "close")
+            self._run(self._release(message), message, "close")
         elif op == Op.CANCEL:
             self._work.cancel(message.request_id, message.payload)
         elif op == Op.ATTACH:
@@ -274,7 +274,10 @@ class HostedEnv:
         elif op == Op.RESET:
             runner.reset(message)
         else:
-            self._work.run(self._answer_call(message, runner), message.request_id, "call")
+            self._run(self._answer_call(message, runner), message, "call")
+
+    def _run(self, coroutine: Coroutine[Any, Any, None], message: Message, during: str) -> None:
+        self._work.run(coroutine, message.env_id, message.request_id, during)
 
     async def _build(self, message: Message) -> None:
         """Build the env, in place of the one before, and answer."""
