@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from envmgr.env.contract import (
     describe,
     env_name,
     gymnasium_step_result,
+    refuse_coroutine,
     timestep_of,
 )
 from envmgr.env.gym_spaces import convert_space
@@ -130,6 +132,7 @@ class GymnasiumEnv(BaseEnv):
             or len(result) != 2
             or (type(result[1]) is not dict and not isinstance(result[1], Mapping))
         ):
+            refuse_coroutine(result, self.env, "reset")
             raise EnvContractError(
                 f"reset of {env_name(self.env)} should return (obs, info) as "
                 f"gymnasium envs do, it returned {describe(result)}"
@@ -264,6 +267,11 @@ class GymnasiumEnv(BaseEnv):
 
     def _require_frames(self, what: str) -> None:
         own = self.render_mode
+        if inspect.iscoroutinefunction(self.env.step):
+            raise ConfigError(
+                f"{self.env} cannot {what}: its step is `async def`, and frames of async envs are "
+                "not taken"
+            )
         if own not in FRAME_MODES and (own is not None or not isinstance(self.env, OldGymEnv)):
             raise ConfigError(
                 f"{self.env} cannot {what}: its render_mode is {own!r}; build it with "

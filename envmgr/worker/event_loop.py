@@ -79,15 +79,23 @@ class WorkerLoop:
             coroutine.send(None)
         except StopIteration:
             return None
+        task: asyncio.Task[None] = self._made().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def finish(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine to its end, where the loop is not running."""
+        self._made().run_until_complete(coroutine)
+
+    def _made(self) -> asyncio.AbstractEventLoop:
+        """Return the loop; make it if there is none."""
         if self.loop is None:
             import asyncio  # most workers need none, and it takes long to import
 
             self.loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self.loop)
-        task: asyncio.Task[None] = self.loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
+        return self.loop
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -113,9 +121,7 @@ class WorkerLoop:
         Raises:
             BaseException: what a task, or a round, has raised.
         """
-        if self.loop is None:
-            raise RuntimeError("no loop is used: a defect of envmgr, please report it")
-        self.loop.run_until_complete(self._serve(run_round, close, fds))
+        self.finish(self._serve(run_round, close, fds))
 
     async def _serve(
         self,
@@ -229,6 +235,7 @@ class EnvWork:
         task, self._task = self._task, None
         if task is None or task.done():
             return
+        await ENTER_LOOP
         import asyncio
 
         if task is not asyncio.current_task():

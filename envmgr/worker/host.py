@@ -174,6 +174,9 @@ class Host:
     def close(self) -> None:
         """Close all envs; what their own `close` raises is nobody's concern any more."""
         self.pending_resets.clear()
+        if self.loop is not None and any(env.is_async for env in self._envs.values()):
+            self.loop.finish(self.close_async())
+            return
         for env in self._envs.values():
             finish(env.close())
 
