@@ -199,9 +199,9 @@ def refuse_coroutine(result: Any, source: object, method: str) -> None:
         if inspect.iscoroutine(result):
             result.close()
         raise EnvContractError(
-            f"{method} of {env_name(source)} is `async def`, but it is called by code that does not "
-            "await it: a wrapper around it, most likely. Wrappers of async envs have to be async, "
-            "too; gymnasium.make adds some that are not"
+            f"{method} of {env_name(source)} is `async def`, but what calls it does not await it: "
+            "a wrapper around it, most likely. Wrappers of async envs have to be async, too; "
+            "gymnasium.make adds some that are not"
         )
 
 

@@ -6,7 +6,7 @@ request after the other, and so do its answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from envmgr.env.async_env import close_async, reset_async, step_async
@@ -38,7 +38,7 @@ class AsyncEnvRunner(EnvRunner):
         if context.settings.save_every is not None:
             raise EnvContractError(
                 "async envs cannot be resumed: their state cannot be saved in the midst of what "
-                "they await. Leave out resume_every"
+                "they await. Leave out snapshot_every"
             )
         self._work = work
         super().__init__(env, context)
@@ -99,6 +99,10 @@ class AsyncEnvRunner(EnvRunner):
         """Begin the reset that follows an episode."""
         resetting = self._reset_as_planned(sink, key)
         self._work.run(resetting, key.env_id, key.request_id, "reset")
+
+    def when_reset(self, then: Callable[[], None], message: Message) -> None:
+        """Do something for a request when the reset that is under way is over, if one is."""
+        self._work.run_after(then, message.env_id, message.request_id, "reset")
 
     async def _reset_as_planned(self, sink: MessageSink, key: Any) -> None:
         try:

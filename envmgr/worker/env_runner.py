@@ -290,6 +290,10 @@ class EnvRunner:
             replies = self._answer_reset(self._messages, message, observation, info)
             self.send(self._messages, message, replies)
 
+    def when_reset(self, then: Callable[[], None], message: Message) -> None:
+        """Do something for a request when the reset that is under way is over, if one is."""
+        then()
+
     def answer_with_kept_reset(self, message: Message) -> None:
         """Answer with what came of the reset that was kept; nobody may want an answer."""
         kept, self._kept_reset = self._kept_reset, _NOTHING_KEPT

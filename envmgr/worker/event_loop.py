@@ -230,6 +230,15 @@ class EnvWork:
             self.where = _where(self._coroutine)
             task.cancel()
 
+    def run_after(
+        self, then: Callable[[], None], env_id: int, request_id: int, during: str
+    ) -> None:
+        """Do something when what is under way has ended; the arguments are those of `run`.
+
+        To cancel it is to cancel what is under way.
+        """
+        self.run(_run_after(then, self._task), env_id, request_id, during)
+
     async def stop(self) -> None:
         """Cancel what is under way, unless it is the caller, and wait for its end."""
         task, self._task = self._task, None
@@ -241,6 +250,19 @@ class EnvWork:
         if task is not asyncio.current_task():
             task.cancel()
             await asyncio.wait([task])
+
+
+async def _run_after(then: Callable[[], None], earlier: asyncio.Task[None] | None) -> None:
+    if earlier is not None and not earlier.done():
+        await ENTER_LOOP
+        import asyncio
+
+        try:
+            await asyncio.wait([earlier])
+        except asyncio.CancelledError:
+            earlier.cancel()
+            await asyncio.wait([earlier])
+    then()
 
 
 def _where(coroutine: Any) -> str:
