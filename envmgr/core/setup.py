@@ -178,7 +178,9 @@ class EnvSetup:
         """Keep what an env says of itself; False if the one before it said something else."""
         env.resets_alone = description.resets_alone
         known = self.descriptions.setdefault(env.env_id, description)
-        return _same_spaces(known, description) and known.is_async == description.is_async
+        return known is description or (
+            known.is_async == description.is_async and _same_spaces(known, description)
+        )
 
     def attach(self, env: ManagedEnv) -> None:
         """Tell a host where its observations go."""
