@@ -4,8 +4,8 @@
     python benchmarks/async_envs.py batches --envs 10000 --step-s 10 --steps 3
     python benchmarks/async_envs.py rollouts --rollouts 256 --step-s 3
 
-`batches` steps async envs which wait so long in each step, and sends each its next action as soon as
-its timestep is there. The ideal is a step of each env in each such time. `rollouts` has as many
+`batches` steps async envs which wait so long in each step, and sends each its next action as soon
+as its timestep is there. The ideal is a step of each env in each such time. `rollouts` has as many
 coroutines, or threads, each with a leased env, take so many steps; the ideal is the sum of
 the steps of one. What is printed besides: processor time of the trainer, and memory of each env.
 """
@@ -115,8 +115,8 @@ def batches(options: argparse.Namespace) -> None:
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     rate = taken / seconds
     print(
-        f"{n} async envs, {step_s:g} s in each step, {options.workers} workers: {rate:.0f} steps/s, "
-        f"{rate * step_s / n:.1%} of the ideal; {cpu / taken * 1e6:.0f} us of the trainer's "
+        f"{n} async envs, {step_s:g} s in each step, {options.workers} workers: {rate:.0f} "
+        f"steps/s, {rate * step_s / n:.1%} of the ideal; {cpu / taken * 1e6:.0f} us of the trainer's "
         f"processor time for each; {each_kb:.0f} kB for each env; launched in {launch_s:.1f} s"
     )
 
@@ -127,16 +127,16 @@ def rollouts(options: argparse.Namespace) -> None:
     for env in (WaitsAsync, Waits):
         keys = {"num_workers": options.workers} if env is WaitsAsync else {}
         for way in (_by_coroutines, _by_threads):
-            with envmgr.make(
-                [partial(env, options.step_s)] * n, type="subprocess", **keys
-            ) as manager:
+            factories = [partial(env, options.step_s)] * n
+            with envmgr.make(factories, type="subprocess", **keys) as manager:
                 cpu, seconds = time.process_time(), way(manager, n, steps)
                 cpu = time.process_time() - cpu
+                workers = manager.stats()["num_workers"]
             print(
-                f"{n} rollouts of {steps} steps of {options.step_s:g} s, {env.__name__:10}"
-                f"{manager.stats()['num_workers']:4} workers, {way.__name__[1:]:13}: {seconds:.2f} s, "
-                f"{seconds / ideal_s:.3f} x the ideal; {cpu / n / steps * 1e6:.0f} us of the trainer's "
-                "processor time for each step"
+                f"{n} rollouts of {steps} steps of {options.step_s:g} s, {env.__name__:10} in "
+                f"{workers:3} workers, {way.__name__[1:]:13}: {seconds:.2f} s, "
+                f"{seconds / ideal_s:.3f} x the ideal; {cpu / n / steps * 1e6:.0f} us of the "
+                "trainer's processor time for each step"
             )
 
 

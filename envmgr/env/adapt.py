@@ -28,6 +28,7 @@ from envmgr.env.contract import (
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import (
+    AsyncOldGymEnv,
     OldGymEnv,
     is_old_gym,
     is_seeded_by_reset,
@@ -82,7 +83,7 @@ def as_base_env(obj: Any, env_id: int) -> Any:
     if is_multi_agent(obj):
         return MultiAgentEnv(obj, env_id)
     if not isinstance(obj, gymnasium.Env) and (is_old_gym(obj) or is_seeded_by_reset(obj)):
-        obj = OldGymEnv(obj)
+        obj = AsyncOldGymEnv(obj) if is_async(obj) else OldGymEnv(obj)
     return GymnasiumEnv(obj, env_id) if isinstance(obj, gymnasium.Env) else obj
 
 

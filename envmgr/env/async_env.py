@@ -10,6 +10,7 @@ from envmgr.env import adapt
 from envmgr.env.base import BaseEnv
 from envmgr.env.contract import StepResult, timestep_of
 from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.env.old_gym import awaited
 from envmgr.env.steps import step_in_two
 from envmgr.types import EnvTimestep
 
@@ -119,8 +120,3 @@ class BlockingEnv(BaseEnv):
         if name.startswith("_") or name == "env":
             raise AttributeError(name)
         return adapt.env_attribute(self.env, name)
-
-
-async def awaited(value: Any) -> Any:
-    """Return a value, or what it gives when it is awaited, if it can be."""
-    return await value if inspect.isawaitable(value) else value

@@ -163,6 +163,30 @@ class Gym(gymnasium.Env[Any, Any]):
         await self.deeds.end()
 
 
+class Seeded:
+    """One without a base class, with the methods of gymnasium's interface."""
+
+    observation_space, action_space = OBS, ACTIONS
+
+    def __init__(self, closed: str | None = None) -> None:
+        self.deeds = Deeds(closed)
+
+    async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Begin an episode."""
+        return await self.deeds.begin(seed, options), {"params": dict(options or {})}
+
+    async def step(self, action: Any) -> Any:
+        """Take a step."""
+        if action == WRONG:
+            return "no timestep"
+        obs, reward, terminated, info = await self.deeds.take(action)
+        return obs, reward, terminated, False, info
+
+    async def close(self) -> None:
+        """Close it."""
+        await self.deeds.end()
+
+
 class NotAsync(gymnasium.Env[Any, Any]):
     """One that blocks its worker in each step, for a moment."""
 

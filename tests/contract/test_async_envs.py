@@ -40,6 +40,7 @@ from tests.contract.async_envs import (
     NotAsync,
     Own,
     Plain,
+    Seeded,
     built_later,
     meets_others,
     never_built,
@@ -48,7 +49,7 @@ from tests.contract.harness import Raises
 
 PATIENCE_S = 30.0
 ENDLESS = {"max_failures": 1000, "max_failures_total": 1000, "retry_waiting_time": 0.0}
-INTERFACES = (Plain, Own, Gym)
+INTERFACES = (Plain, Own, Gym, Seeded)
 every_interface = pytest.mark.parametrize("env", INTERFACES, ids=lambda env: env.__name__)
 every_start = pytest.mark.parametrize("context", ["server", "fork", "spawn", "forkserver"])
 
@@ -184,7 +185,7 @@ def test_factories_may_be_async() -> None:
 
 def test_async_envs_are_closed(tmp_path: Path) -> None:
     files = [str(tmp_path / str(k)) for k in range(4)]
-    with make([partial(env, file) for env, file in zip((*INTERFACES, Plain), files, strict=True)]):
+    with make([partial(env, file) for env, file in zip(INTERFACES, files, strict=True)]):
         pass
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "3"]
 
