@@ -117,7 +117,8 @@ def batches(options: argparse.Namespace) -> None:
     print(
         f"{n} async envs, {step_s:g} s in each step, {options.workers} workers: {rate:.0f} "
         f"steps/s, {rate * step_s / n:.1%} of the ideal; {cpu / taken * 1e6:.0f} us of the "
-        f"trainer's processor time for each; {each_kb:.0f} kB for each env; launched in {launch_s:.1f} s"
+        f"trainer's processor time for each; {each_kb:.0f} kB for each env; "
+        f"launched in {launch_s:.1f} s"
     )
 
 

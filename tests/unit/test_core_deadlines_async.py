@@ -1,4 +1,4 @@
-"""Async envs on the trainer's side: limits of their own, cancelling, and whom failures cost."""
+"""Time limits of async envs: each has its own, is cancelled first, and costs its env alone."""
 
 from __future__ import annotations
 
