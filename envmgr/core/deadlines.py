@@ -117,7 +117,7 @@ class TimeLimits:
         """Have what an env was asked time out; in a shared host only once it has begun."""
         group = env.group
         asked_at = self.clock() if asked_at is None else asked_at
-        if not group.is_shared:
+        if not group.takes_turns:
             self.set_deadline(env, limit_s, asked_at)
             return
         env.deadline = NEVER
@@ -132,7 +132,7 @@ class TimeLimits:
         self._shortest_s = min(self._shortest_s, own.limit_s)
         self.set(env, own.limit_s)
         group = env.group
-        if group.is_shared and group.running is None:
+        if group.takes_turns and group.running is None:
             moment = env.since + own.limit_s
             if moment < group.deadline:
                 self._set_of_group(group, moment)
@@ -174,9 +174,22 @@ class TimeLimits:
 
     # -- shared hosts -------------------------------------------------------------------------
 
+    def goes_on(self, group: HostGroup) -> None:
+        """A host has said that it does what its envs are asked for at one time, and not in turns.
+
+        From now on each has a limit of its own.
+        """
+        group.is_async, group.running, group.deadline = True, None, NEVER
+        for env in group.awaited():
+            limit_s = self.of(env)
+            self.set_deadline(env, None if limit_s == NEVER else limit_s)
+
     def began(self, env: ManagedEnv) -> None:
         """A shared host has said that it begins with what it was asked for this env."""
         group = env.group
+        if group.is_async:
+            self.set_deadline(env, None if self.of(env) == NEVER else self.of(env))
+            return
         if group.running is not env:  # as it is while the first one is built
             group.running = env
             group.quiet_since = self.clock()
@@ -319,7 +332,7 @@ class TimeLimits:
         due = [env for env in envs if env.deadline <= now]
         for group in self._groups:
             if group.deadline <= now:
-                if self._block is not None and group.is_shared and not group.is_retired:
+                if self._block is not None and group.takes_turns and not group.is_retired:
                     self._look(group, self._block)
                 late = self._late_in(group, now)
                 due += [] if late is None else [late]

@@ -36,6 +36,7 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
+from envmgr.texts import env_ids_text
 from envmgr.transport.base import Transport
 from envmgr.transport.process.threads import thread_name
 from envmgr.transport.ready import Waker
@@ -767,7 +768,10 @@ class Engine:
         for env in self.supervisor.envs:
             if env.phase is not Phase.IDLE:
                 busy.setdefault(env.phase.label, []).append(env.env_id)
-        text = "; ".join(f"{what}: envs {ids}" for what, ids in busy.items()) or "nothing is busy"
+        text = (
+            "; ".join(f"{what}: {env_ids_text(ids)}" for what, ids in busy.items())
+            or "nothing is busy"
+        )
         logger.warning(
             "%s has been waiting for %g s more (%s). Without step_timeout and reset_timeout this "
             "can last for ever; Ctrl-C or close() ends it.",

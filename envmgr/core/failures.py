@@ -444,7 +444,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def timeout(env: ManagedEnv, limit_s: float, where: str = "", name: str = "") -> EnvTimeout:
+def timeout(
+    env: ManagedEnv, limit_s: float, where: str = "", name: str = "", *, loses_host: bool = True
+) -> EnvTimeout:
     """Return the failure of an env that exceeded a time limit.
 
     Args:
@@ -452,6 +454,7 @@ def timeout(env: ManagedEnv, limit_s: float, where: str = "", name: str = "") ->
         limit_s: the limit.
         where: `EnvTimeout.stacks`.
         name: what has set the limit, if that is no key of the config.
+        loses_host: its host is replaced for that.
     """
     key = {"step": "step_timeout", "cancelled step": "step_timeout"}.get(env.phase.label)
     key = key or {"construction": "connect_timeout"}.get(env.phase.label, "reset_timeout")
@@ -461,7 +464,7 @@ def timeout(env: ManagedEnv, limit_s: float, where: str = "", name: str = "") ->
         key, during = "close_timeout", "close"
     text = (
         f"{env.name} (generation {env.generation}) exceeded the {limit_s:g} s of {key} "
-        f"in its {during}{_neighbours(env)}"
+        f"in its {during}{_neighbours(env) if loses_host else ''}"
     )
     if where:
         text += f"\n\nWhere it was:\n{where}"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from envmgr.core.deadlines import TimeLimits, announced_in
-from envmgr.core.phases import Change, Next, Phase
+from envmgr.core.phases import FAILS_DURING, Change, Next, Phase
 from envmgr.core.statistics import Tracer
 from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv, host_groups, names_of
 from envmgr.policy import Deadlines
@@ -150,7 +150,7 @@ class Hosts:
                 env = group.by_id[to_build.env_id]
                 env.host_id = spec.host_id
                 self.await_reply(env, Change.BUILD, to_build.request_id)
-        if group.is_shared:
+        if group.takes_turns:
             group.running = built[0]  # its limit counts from the start of the host
 
     def build(self, env: ManagedEnv) -> None:
@@ -203,9 +203,24 @@ class Hosts:
         """Await the reply to a request, from now on."""
         self._change(env, change)
         env.request_id = request_id
+        env.cancelled = UNANSWERED  # a reset that follows a step answers the same request
         env.next_episode = env.episode + 1
         own = self.limits.own_of(env)
         self.limits.set(env, self.limits.of_phase(env.phase) if own is None else own.limit_s)
+
+    def cancel_request(self, env: ManagedEnv) -> None:
+        """Have the host of an async env cancel what it was asked for; its reply is awaited.
+
+        If that takes longer than the limit for closing, the env does not end on being cancelled.
+        """
+        env.cancelled = env.request_id
+        during = FAILS_DURING[env.phase]
+        message = Message(Op.CANCEL, env.env_id, env.generation, env.request_id, during)
+        host_id = host_of(env)
+        self.transport.send(host_id, self.transport.prepare(host_id, message))
+        exceeded_s = env.limit_s
+        self.limits.set_deadline(env, self.limits.close_s)
+        env.limit_s = exceeded_s  # what messages name
 
     def settle(self, env: ManagedEnv) -> None:
         """Nothing is awaited of this env any more."""

@@ -53,6 +53,12 @@ _LABELS = {
     _P.PAUSING: "pause",
 }
 
+FAILS_DURING: Mapping[Phase, str] = {
+    phase: _LABELS[_P.STEPPING if phase is _P.CANCELLING else phase]
+    for phase in (_P.STARTING, _P.RESETTING, _P.STEPPING, _P.CANCELLING, _P.CALLING)
+}
+"""What a host calls what it does in these phases, where it reports failures."""
+
 
 class Change(str, Enum):
     """What changes a phase. The value is the label in the diagram."""

@@ -21,7 +21,7 @@ from envmgr.core import failures
 from envmgr.core.episodes import Episodes
 from envmgr.core.failures import Lost, Repair
 from envmgr.core.hosts import Hosts
-from envmgr.core.phases import Phase
+from envmgr.core.phases import AWAITED, Phase
 from envmgr.core.setup import EnvSetup
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
@@ -136,7 +136,10 @@ def description_of(payload: Any) -> EnvDescription:
     Raises:
         MalformedReplyError: it is something else, or a space fails when it is looked at.
     """
-    if type(payload) is not EnvDescription or type(payload.resets_alone) is not bool:
+    flags = ("resets_alone", "is_async")
+    if type(payload) is not EnvDescription or any(
+        type(getattr(payload, flag)) is not bool for flag in flags
+    ):
         raise MalformedReplyError("its first reply does not describe an env")
     for name in ("observation_space", "action_space"):
         space = getattr(payload, name)
@@ -541,6 +544,8 @@ class ReplyEffects:
     def hello(self, env: ManagedEnv, payload: Any) -> bool:
         """Apply the payload of HELLO; False if a renewed env has other spaces than before."""
         description = description_of(payload)
+        if description.is_async and not env.group.is_async:
+            self._hosts.limits.goes_on(env.group)
         fits = self._setup.fits(env, description)
         if self._table.launching and env.generation == 0:
             self._hosts.settle(env)
@@ -751,6 +756,7 @@ class ReplyDispatcher:
         self._apply_replied(group.envs)
         self._find_running(group)
         if type(arrival) is HostDied:
+            group.running = group.running or group.by_id.get(arrival.running)
             self._on_death(group, arrival)
         elif type(arrival) is TimedOut:
             for env in (s for s in group.envs if s.request_id == arrival.request_id):
@@ -812,6 +818,8 @@ class ReplyDispatcher:
         logger.warning("repeating a request on a renewed env: %s", failure_of(payload).message)
 
     def _on_began(self, env: ManagedEnv, payload: Any) -> None:
+        if payload is True and not env.group.is_async:
+            self._hosts.limits.goes_on(env.group)
         if env.group.is_shared:
             self._hosts.limits.began(env)
 
@@ -829,6 +837,11 @@ class ReplyDispatcher:
         remote = failure_of(payload)
         if env.phase is Phase.CALLING and remote.kind is FailureKind.NO_ATTRIBUTE:
             self._answers.result(env, remote)
+            return
+        if remote.kind is FailureKind.CANCELLED:
+            if env.cancelled != env.request_id:
+                raise MalformedReplyError("it has cancelled what it was not told to")
+            self._fail_in_time(env, remote.traceback_text, Lost.ENV)
             return
         failure = failures.reported(env, remote)
         env.group.obsolete_requests.clear()
@@ -866,12 +879,26 @@ class ReplyDispatcher:
         self._apply_replied(group.envs)
         if env.phase not in (before, Phase.STEPPING):
             self._hosts.limits.finished(group)
+        elif group.is_async and env.phase in AWAITED and env.cancelled != env.request_id:
+            self._hosts.cancel_request(env)
         elif not group.is_ending:
             where = self._hosts.transport.whereabouts(group.host_id or 0)
-            own = self._hosts.limits.own_of(env)
-            name, charged = ("", True) if own is None else (own.name, own.charged)
-            failure = failures.timeout(env, env.limit_s, where, name)
-            self._fail(env, failure, Lost.HOST, charged=charged)
+            self._fail_in_time(self._holding_up(env), where, Lost.HOST)
+
+    def _holding_up(self, env: ManagedEnv) -> ManagedEnv:
+        """Return who keeps the host of an env from going on: another async env, perhaps."""
+        group = env.group
+        if not group.is_async or group.host_id is None:
+            return env
+        other = group.by_id.get(self._hosts.transport.running_in(group.host_id), env)
+        return other if other.cancelled == other.request_id else env
+
+    def _fail_in_time(self, env: ManagedEnv, where: str, lost: Lost) -> None:
+        """An env has exceeded the limit of what it is doing, and was there then."""
+        own = self._hosts.limits.own_of(env)
+        name, charged = ("", True) if own is None else (own.name, own.charged)
+        failure = failures.timeout(env, env.limit_s, where, name, loses_host=lost is Lost.HOST)
+        self._fail(env, failure, lost, charged=charged)
 
     def _fail(
         self,

@@ -144,12 +144,12 @@ class EnvSetup:
                 self._placements[env_id] = placement
 
     def _block_plan(self, described: Sequence[EnvDescription]) -> BlockPlan | None:
-        """Return the plan of the block; None if no env's data has a fixed layout.
+        """Return the plan of the block; None if no env's data has a fixed layout, or one is async.
 
         There is a column for each kind of actions.
         """
         spaces, kind_of = self.kinds
-        if not self._hosts.transport.has_block:
+        if not self._hosts.transport.has_block or any(each.is_async for each in described):
             return None
         for env_id, (observations, actions, *_) in enumerate(described):
             if not codec_of(observations).structure.is_placed or codec_of(actions).layout is None:
@@ -178,7 +178,9 @@ class EnvSetup:
         """Keep what an env says of itself; False if the one before it said something else."""
         env.resets_alone = description.resets_alone
         known = self.descriptions.setdefault(env.env_id, description)
-        return _same_spaces(known, description)
+        return known is description or (
+            known.is_async == description.is_async and _same_spaces(known, description)
+        )
 
     def attach(self, env: ManagedEnv) -> None:
         """Tell a host where its observations go."""

@@ -525,7 +525,7 @@ class Slots:
         """Have a step that is cancelled end by its own limit, and not much later in any case."""
         limits, release_s = self._limits, self._rules.release_s
         self._leaving.add(env.env_id)
-        if env.group.is_shared:  # where limits count from when the step began
+        if env.group.takes_turns:  # where limits count from when the step began
             began = env.since if math.isfinite(env.since) else self._clock()
             most_s = self._clock() - began + release_s
             limit_s = limits.step_s if own is None else own.limit_s

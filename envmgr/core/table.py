@@ -31,6 +31,7 @@ from envmgr.spaces import Array
 from envmgr.types import EnvTimestep, Once
 from envmgr.wire.arenas import CopyOnGet
 from envmgr.wire.block import Block, items, request_of, token_of
+from envmgr.wire.messages import UNANSWERED
 
 
 @dataclass
@@ -722,6 +723,7 @@ class ManagedEnv:
         fresh: of a doomed env: what it shows after the timestep that it gets for its next action.
         resets_alone: it can be reset while other rows of its batched env are in an episode.
         dropped: its failure budget is spent and it takes no more part.
+        cancelled: its host was told to cancel this request, which has exceeded its limit.
         result: what came of a call: the payload of its reply, or the failure.
     """
 
@@ -744,6 +746,7 @@ class ManagedEnv:
     waits: bool = False
     fresh: tuple[Any, dict[str, Any]] | None = None
     dropped: bool = False
+    cancelled: int = UNANSWERED
     resets_alone: bool = True
     result: Any = None
 
@@ -965,6 +968,7 @@ class HostGroup:
         index: its place among the groups.
         envs: its envs, by ascending env_id.
         is_shared: there are several.
+        is_async: its host goes on with other envs while one does what it was asked for.
         by_id: the same envs, by env_id.
         host_id: the host; None while there is none.
         is_ending: the host was killed or asked to end.
@@ -984,6 +988,7 @@ class HostGroup:
     index: int
     envs: tuple[ManagedEnv, ...]
     is_shared: bool = field(init=False)
+    is_async: bool = False
     by_id: dict[int, ManagedEnv] = field(init=False)
     host_id: int | None = None
     is_ending: bool = False
@@ -1007,6 +1012,11 @@ class HostGroup:
         self.by_id = {env.env_id: env for env in envs}
         for env in envs:
             env.group = self
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether what one env is asked for may wait until another one of them is done."""
+        return self.is_shared and not self.is_async
 
     def present(self) -> list[ManagedEnv]:
         """Return the envs that take part in the host."""

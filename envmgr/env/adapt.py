@@ -28,6 +28,7 @@ from envmgr.env.contract import (
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import (
+    AsyncOldGymEnv,
     OldGymEnv,
     is_old_gym,
     is_seeded_by_reset,
@@ -82,7 +83,7 @@ def as_base_env(obj: Any, env_id: int) -> Any:
     if is_multi_agent(obj):
         return MultiAgentEnv(obj, env_id)
     if not isinstance(obj, gymnasium.Env) and (is_old_gym(obj) or is_seeded_by_reset(obj)):
-        obj = OldGymEnv(obj)
+        obj = AsyncOldGymEnv(obj) if is_async(obj) else OldGymEnv(obj)
     return GymnasiumEnv(obj, env_id) if isinstance(obj, gymnasium.Env) else obj
 
 
@@ -147,13 +148,24 @@ def reset_env(env: Any, params: Mapping[str, Any] | None) -> tuple[Any, dict[str
     """
     if type(env) is GymnasiumEnv:  # first: to find out what it is not takes as long as its reset
         return env.reset_with_info(params or {})
-    result = env.reset(**params) if params else env.reset()
+    return reset_result_of(env, env.reset(**params) if params else env.reset())
+
+
+def reset_result_of(env: Any, result: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what `reset_env` does, of what the reset of no gymnasium env returned."""
     if not isinstance(env, BaseEnv) and not _follows_ding(env):
         result, returned = split_reset(result, attribute(env, "observation_space"))
         if returned:
             return result, returned
     info = attribute(env, "reset_info")
     return result, dict(info) if type(info) is dict or isinstance(info, Mapping) else {}
+
+
+def is_async(env: Any) -> bool:
+    """Return whether the `reset` or the `step` of an env are coroutines, to be awaited."""
+    own = env.env if type(env) is GymnasiumEnv else env
+    methods = (getattr(own, name, None) for name in ("reset", "step"))
+    return any(inspect.iscoroutinefunction(method) for method in methods)
 
 
 def takes_seeds(env: Any) -> bool:
@@ -203,7 +215,7 @@ def spaces_of(
     """
     given = {"observation_space": observation_space, "action_space": action_space}
     found = {n: attribute(env, n) if space is None else space for n, space in given.items()}
-    if any(space is None for space in found.values()):
+    if any(space is None for space in found.values()) and not is_async(env):
         reset_env(env, None)
         found = {n: attribute(env, n) if space is None else space for n, space in found.items()}
     observations, actions = (

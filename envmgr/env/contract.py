@@ -148,6 +148,7 @@ def gymnasium_step_result(result: Any, source: object) -> StepResult:
         EnvContractError: `result` is something else.
     """
     if not isinstance(result, (tuple, list)) or len(result) != 5:
+        refuse_coroutine(result, source, "step")
         raise EnvContractError(
             f"step of {env_name(source)} should return (obs, reward, terminated, truncated, "
             f"info) as gymnasium envs do, it returned {describe(result)}; an env that returns "
@@ -186,6 +187,22 @@ def info_of(ending: int, info: Any) -> Any:
         "terminated": bool(ending & TERMINATED),
         "truncated": bool(ending & TRUNCATED),
     }
+
+
+def refuse_coroutine(result: Any, source: object, method: str) -> None:
+    """Raise if a method that is not async has returned a coroutine.
+
+    Raises:
+        EnvContractError: it has.
+    """
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise EnvContractError(
+            f"{method} of {env_name(source)} is `async def`, but what calls it does not await it: "
+            "a wrapper around it, most likely. Wrappers of async envs have to be async, too; "
+            "gymnasium.make adds some that are not"
+        )
 
 
 def gymnasium_timestep(result: Any, source: object) -> EnvTimestep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from envmgr.env.contract import (
     describe,
     env_name,
     gymnasium_step_result,
+    refuse_coroutine,
     timestep_of,
 )
 from envmgr.env.gym_spaces import convert_space
@@ -45,6 +47,7 @@ class GymnasiumEnv(BaseEnv):
         env: the env inside.
         reset_info: the info of the last reset; `{}` before.
         pictures: what is saved of its episodes.
+        converted: returns an action in the form that the env inside expects.
 
     Raises:
         EnvContractError: a space is not a known kind of space.
@@ -56,7 +59,7 @@ class GymnasiumEnv(BaseEnv):
         self.action_space = self._space("action_space")
         self.reward_space = self._reward_space()
         self.reset_info = {}
-        self._convert_action = codec_of(self.action_space).for_env
+        self.converted = codec_of(self.action_space).for_env
         self._seeds = EpisodeSeeds()
         self._reset_arguments = ResetArguments(env)
         self.pictures = EpisodePictures(env_id, fps_of(env))
@@ -113,12 +116,23 @@ class GymnasiumEnv(BaseEnv):
         Raises:
             EnvContractError: as of `reset`.
         """
-        result = self.env.reset(**self._reset_arguments.of(self._seeds.due(), params))
+        seed, arguments = self._seeds.due(), self._reset_arguments
+        is_plain = seed is None and not params
+        given = arguments.least if is_plain else arguments.of(seed, params)
+        return self.reset_result_of(self.env.reset(**given))
+
+    def reset_arguments_of(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the next reset of the env inside is to be called with."""
+        return self._reset_arguments.of(self._seeds.due(), params)
+
+    def reset_result_of(self, result: Any) -> tuple[Any, dict[str, Any]]:
+        """Return what `reset_with_info` does, of what the reset of the env inside returned."""
         if (
             not isinstance(result, (tuple, list))
             or len(result) != 2
             or (type(result[1]) is not dict and not isinstance(result[1], Mapping))
         ):
+            refuse_coroutine(result, self.env, "reset")
             raise EnvContractError(
                 f"reset of {env_name(self.env)} should return (obs, info) as "
                 f"gymnasium envs do, it returned {describe(result)}"
@@ -141,7 +155,7 @@ class GymnasiumEnv(BaseEnv):
         Raises:
             EnvContractError: the env returned something else than gymnasium's five values.
         """
-        return self.step_result_of(self.env.step(self._convert_action(action)))
+        return self.step_result_of(self.env.step(self.converted(action)))
 
     def step_result_of(self, result: Any) -> StepResult:
         """Return what the env's own `step` returned as a `StepResult`; see `step_result`."""
@@ -253,6 +267,11 @@ class GymnasiumEnv(BaseEnv):
 
     def _require_frames(self, what: str) -> None:
         own = self.render_mode
+        if inspect.iscoroutinefunction(self.env.step):
+            raise ConfigError(
+                f"{self.env} cannot {what}: its step is `async def`, and frames of async envs are "
+                "not taken"
+            )
         if own not in FRAME_MODES and (own is not None or not isinstance(self.env, OldGymEnv)):
             raise ConfigError(
                 f"{self.env} cannot {what}: its render_mode is {own!r}; build it with "

@@ -7,6 +7,7 @@ through `reset(seed=)`. What an env does is read from its signatures and from wh
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import gymnasium
@@ -71,6 +72,12 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; the options become its arguments where it does not know `options`."""
+        result = self.env.reset(**self._arguments_of_reset(seed, options))
+        return split_reset(result, self.observation_space)
+
+    def _arguments_of_reset(
+        self, seed: int | None, options: dict[str, Any] | None
+    ) -> dict[str, Any]:
         arguments = dict(options or {})
         if self._reset_takes_options:
             arguments = {"options": arguments} if arguments else {}
@@ -78,16 +85,11 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
             arguments["seed"] = seed
         elif seed is not None and callable(getattr(self.env, "seed", None)):
             self.env.seed(seed)
-        return split_reset(self.env.reset(**arguments), self.observation_space)
+        return arguments
 
     def step(self, action: Any) -> Any:
         """Take one action and return gymnasium's five values; what is malformed stays as it is."""
-        result = self.env.step(action)
-        if not isinstance(result, (tuple, list)) or len(result) != 4:
-            return result
-        obs, reward, done, info = result
-        cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
-        return obs, reward, bool(done) and not cut, cut, info
+        return _five_values(self.env.step(action))
 
     def render(self, mode: str | None = None) -> Any:
         """Return what the env renders; `mode` counts only for envs built without a render mode."""
@@ -123,6 +125,44 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         return accepts(innermost.reset, name) is True and all(
             accepts(wrapper.reset, name) is not False for wrapper in wrappers
         )
+
+
+def _five_values(result: Any) -> Any:
+    if not isinstance(result, (tuple, list)) or len(result) != 4:
+        return result
+    obs, reward, done, info = result
+    cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
+    return obs, reward, bool(done) and not cut, cut, info
+
+
+class AsyncOldGymEnv(OldGymEnv):
+    """As `OldGymEnv`, of a plain class whose `reset` and `step` are coroutines.
+
+    Args:
+        env: the env, without wrappers.
+    """
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> Any:
+        """Reset the env, as `OldGymEnv` does."""
+        result = await awaited(self.env.reset(**self._arguments_of_reset(seed, options)))
+        return split_reset(result, self.observation_space)
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        """Take one action, as `OldGymEnv` does."""
+        return _five_values(await awaited(self.env.step(action)))
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Close the env, if it has such a method."""
+        method = getattr(self.env, "close", None)
+        if callable(method):
+            await awaited(method())
+
+
+async def awaited(value: Any) -> Any:
+    """Return a value, or what it gives when it is awaited, if it can be."""
+    return await value if inspect.isawaitable(value) else value
 
 
 def defines(layer: Any, name: str) -> bool:

@@ -20,13 +20,17 @@ class ResetArguments:
 
     Args:
         env: the env, with its wrappers. Each of these has to take what is passed on to it.
+
+    Attributes:
+        least: the arguments for a reset without a seed and without options.
     """
 
     def __init__(self, env: Any) -> None:
         self._env = env
         resets = [attribute(layer, "reset") for layer in layers_of(env)]
         self._taken = [name for name in _NAMES if _takes(resets, name)]
-        self._required = [name for name in self._taken if _requires(resets, name)]
+        required = [name for name in self._taken if _requires(resets, name)]
+        self.least: dict[str, Any] = dict.fromkeys(required)
 
     @property
     def include_seeds(self) -> bool:
@@ -44,7 +48,7 @@ class ResetArguments:
         Raises:
             EnvContractError: the env takes no seed, or no options, and was given some.
         """
-        arguments: dict[str, Any] = dict.fromkeys(self._required) if self._required else {}
+        arguments = self.least.copy()
         if options:
             if "options" not in self._taken:
                 raise EnvContractError(

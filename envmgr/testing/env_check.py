@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from envmgr import pickles
 from envmgr.env import adapt
+from envmgr.env.async_env import as_blocking
 from envmgr.env.play import RandomPlay
 from envmgr.errors import EnvManagerError
 from envmgr.spaces import ValueMismatchError, codec_of, space_text
@@ -99,7 +100,7 @@ def _check_factory(factory: Callable[[], Any]) -> Iterator[Problem]:
 def _check_unused(factory: Callable[[], Any]) -> Iterator[Problem]:
     """Build an env, look at its spaces, and close it without a reset."""
     try:
-        env = adapt.as_base_env(factory(), 0)
+        env = as_blocking(factory())
     except Exception as error:  # the user's code
         yield Problem("factory", f"it raised {type(error).__name__}: {error}")
         return
@@ -129,7 +130,7 @@ class _Trial:
         self._doing = "factory"
         env = None
         try:
-            env = adapt.as_base_env(factory(), 0)
+            env = as_blocking(factory())
             self._run(env, n_steps, seed)
         except Exception as error:  # the user's code, or what an adapter says of it
             text = f"{type(error).__name__}: {error}"

@@ -29,6 +29,7 @@ class HostDied(NamedTuple):
         exit_status: exit code, or minus the number of the signal; None if nobody could tell.
         detail: more, in words; may be empty.
         last_words: the end of what it wrote to stderr, and where a fatal signal found it.
+        running: the async env that it was running, or -1.
         is_interrupt: it was given up because the trainer was interrupted while the host's code ran.
         lingers: it was given up because nothing ends it. It may go on, and write into the rows of
             its envs in the block, their observations and its own columns.
@@ -41,6 +42,7 @@ class HostDied(NamedTuple):
     is_interrupt: bool = False
     lingers: bool = False
     with_others: bool = False
+    running: int = -1
 
 
 class Garbage(NamedTuple):
@@ -217,6 +219,10 @@ class Transport(ABC):
         Empty where that is not known, or where there is no such host.
         """
         return ""
+
+    def running_in(self, host_id: int) -> int:
+        """Return the async env whose code a host runs now; -1 if that is not known, or none."""
+        return -1
 
     def figures(self) -> dict[str, Any]:
         """Return what `stats()` shows of the transport; from any thread, also once closed."""

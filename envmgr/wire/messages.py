@@ -40,6 +40,10 @@ class Op(IntEnum):
     INFO_FORMS = 12
     """Infos may be written in these forms, by all envs of the host. Payload: `(number, fields)` of
     each. No reply."""
+    CANCEL = 13
+    """Cancel what this request has begun, in an async env. Payload: what that is, as `during` of a
+    `RemoteFailure`. The reply to that request follows: FAILED, of the kind CANCELLED, unless it was
+    over before; there is none to this one."""
     ADOPT = 11
     """Serve the env_id of this message from now on, in place of the one before; only hosts of one
     env. Payload: `arenas.Placement`, or None where observations go by message or nowhere.
@@ -61,7 +65,8 @@ class Op(IntEnum):
     CLOSED = 70
     """The host has closed its envs and ends now."""
     BEGAN = 71
-    """A host of several envs begins with this request now; its reply follows when it is done."""
+    """A host of several envs begins with this request now; its reply follows when it is done.
+    Payload: whether the host goes on with its other envs meanwhile."""
     SAVED = 72
     """The state of an env after a step, to resume from. Payload: `SavedEnv`."""
     INFO_FORM = 73
@@ -160,6 +165,7 @@ class EnvDescription(NamedTuple):
     Attributes:
         resets_alone: whether it can be reset while other rows of its batched env are in an episode.
         converts_actions: whether it takes actions in any form and converts them as its space says.
+        is_async: its host goes on with other envs while this one is stepped or reset.
     """
 
     observation_space: Any
@@ -170,6 +176,7 @@ class EnvDescription(NamedTuple):
     render_mode: Any
     resets_alone: bool = True
     converts_actions: bool = False
+    is_async: bool = False
 
 
 class Attribute(NamedTuple):
@@ -195,6 +202,8 @@ class FailureKind(IntEnum):
     """It returned NaN or infinite values, and `nan_policy` is not `allow`."""
     NO_ATTRIBUTE = 4
     """There is no attribute of that name."""
+    CANCELLED = 6
+    """The trainer had it cancelled. The stack says where it was then."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import faulthandler
 import mmap
 import os
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,11 @@ STACKS_SIGNAL: int | None = None if sys.platform != "linux" else signal.SIGRTMIN
 """Has a worker write down its stacks: a real-time signal, which nobody else is likely to use."""
 
 STDERR_BYTES = 2048
+
+RUNNING_AT = STDERR_AT + STDERR_BYTES
+"""Where a worker of async envs says which of them it is running: the env_id + 1, or 0 for none."""
+
+RUNNING = struct.Struct("<q")
 
 REPORT_BYTES = 16384
 
@@ -65,6 +71,10 @@ class CrashRecorder:
         os.register_at_fork(after_in_child=self._stop_in_fork)
         if sys.stderr is not None:
             self._keep_copy_of(sys.stderr)
+
+    def note_running(self, number: int) -> None:
+        """Say which env is run from now on: its env_id + 1, or 0 for none."""
+        RUNNING.pack_into(self._area, RUNNING_AT - STDERR_AT, number)
 
     def _keep_copy_of(self, stream: Any) -> None:
         """Keep a copy of what is written to a stream, which stays the object that it is.
@@ -111,7 +121,8 @@ def _file_of_stacks() -> int:
         os.close(fd)
 
 
-def record_crashes(fd: int, index: int) -> None:
+def record_crashes(fd: int, index: int) -> CrashRecorder | None:
     """Have what this worker leaves behind be written down, as far as that can be done."""
     with contextlib.suppress(OSError, ValueError):  # no /proc, or no memory: stderr is as it was
-        CrashRecorder(fd, index)
+        return CrashRecorder(fd, index)
+    return None

@@ -49,6 +49,7 @@ from envmgr.wire.messages import (
     SavedEnv,
 )
 from envmgr.wire.rewards import kind_of_reward
+from envmgr.worker.event_loop import finish
 from envmgr.worker.observations import ObservationWriter
 from envmgr.worker.sinks import BlockSink, MessageSink, reraise_interrupt
 
@@ -113,12 +114,14 @@ class EnvRunner:
         episodes_left: after how many more ends the host begins the next episode by itself.
         refuses_non_finite: rewards have to be finite.
         has_ordinary_steps: `ordinary_steps` may be used: no class below does more at a step.
+        is_async: resets and steps are awaited, and others go on meanwhile.
 
     Raises:
         Exception: what the env raises when it is asked for its spaces.
     """
 
     has_ordinary_steps: ClassVar[bool] = True
+    is_async: ClassVar[bool] = False
 
     def __init__(self, env: Any, context: HostContext) -> None:
         settings, timer = context.settings, context.reset_timer
@@ -150,6 +153,10 @@ class EnvRunner:
             adapt.close_env(self.env)
         except BaseException as error:  # the env is gone either way
             reraise_interrupt(error, self._context.settings)
+
+    async def close_async(self) -> None:
+        """Close the env as `close` does; awaited where envs may be async."""
+        self.close()
 
     @property
     def resets_alone(self) -> bool:
@@ -262,14 +269,18 @@ class EnvRunner:
 
     def reset(self, message: Message) -> None:
         """Run a RESET request and answer it."""
+        finish(self.reset_and_answer(message))
+
+    async def reset_and_answer(self, message: Message) -> None:
+        """Do what `reset` does; the reset of an async env is awaited."""
         wanted: ResetRequest = message.payload
         self.plan, self.episodes_left = wanted.plan, wanted.plan.episodes_left
         try:
-            observation, info = self._reset_as_ordered(message)
+            observation, info = await self._reset_as_ordered(message)
             if wanted.keeps:
                 self.writer.write(observation, of_reset=True)  # only checks: it is not attached
         except BaseException as error:  # as in `take_step`
-            self._kept_reset = self._messages.failure_of(error, "reset")
+            self._kept_reset = self.failure_of(error, "reset")
             self._messages.send(self._messages.failure_reply(message, self._kept_reset))
             return
         if wanted.keeps:
@@ -278,6 +289,10 @@ class EnvRunner:
         else:
             replies = self._answer_reset(self._messages, message, observation, info)
             self.send(self._messages, message, replies)
+
+    def when_reset(self, then: Callable[[], None], message: Message) -> None:
+        """Do something for a request when the reset that is under way is over, if one is."""
+        then()
 
     def answer_with_kept_reset(self, message: Message) -> None:
         """Answer with what came of the reset that was kept; nobody may want an answer."""
@@ -290,7 +305,19 @@ class EnvRunner:
             replies = self._answer_reset(self._messages, message, *kept)
             self.send(self._messages, message, replies)
 
-    def _reset_as_ordered(self, message: Message) -> tuple[Any, dict[str, Any]]:
+    async def _reset_with(self, params: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env; awaited where envs may be async."""
+        return self.reset_env(self.env, params)
+
+    async def _step_with(self, action: Any) -> StepResult:
+        """Take one action in the env; awaited where envs may be async."""
+        return self.step_result(action)
+
+    def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
+        """Return what is reported of an exception of the env; raise it if it is not the env's."""
+        return self._messages.failure_of(error, during)
+
+    async def _reset_as_ordered(self, message: Message) -> tuple[Any, dict[str, Any]]:
         wanted: ResetRequest = message.payload
         if wanted.saved is not None:
             states.put(self.env, wanted.saved.state)
@@ -298,12 +325,12 @@ class EnvRunner:
             return wanted.saved.obs, wanted.saved.info
         if wanted.seed is not None:
             adapt.seed_env(self.env, wanted.seed, wanted.dynamic_seed)
-        observation, info = self.reset_env(self.env, wanted.params)
+        observation, info = await self._reset_with(wanted.params)
         if self._start_steps and message.generation == 0:
-            observation, info = self._take_start_steps(wanted, observation, info)
+            observation, info = await self._take_start_steps(wanted, observation, info)
         return observation, info
 
-    def _take_start_steps(
+    async def _take_start_steps(
         self, wanted: ResetRequest, observation: Any, info: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         """Take the random steps that a launch begins with; return what the episode begins with."""
@@ -316,13 +343,13 @@ class EnvRunner:
         action_space.seed(int(random.integers(1 << 31)))
         for _ in range(int(random.integers(self._start_steps, endpoint=True))):
             action = random_action(action_space, newest)
-            observation, _, done, _, step_info = self.step_result(action)
+            observation, _, done, _, step_info = await self._step_with(action)
             if step_info and is_abnormal(step_info):
                 raise EnvContractError(
                     f"a step of {env_name(self.env)} that start_steps asks for was abnormal"
                 )
             if done:
-                observation, info = adapt.reset_env(self.env, wanted.params)
+                observation, info = await self._reset_with(wanted.params)
         self._start_steps = 0
         return observation, info
 

@@ -6,8 +6,9 @@ sends encoded replies. A `HostedEnv` is one of its envs; `EnvsInUse` knows which
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType
@@ -31,8 +32,10 @@ from envmgr.wire.messages import (
     FailureKind,
     Message,
     Op,
+    RemoteFailure,
 )
 from envmgr.worker.applied import AppliedEnv
+from envmgr.worker.async_runner import AsyncEnvRunner
 from envmgr.worker.batch_runner import AsyncBatchRunner, BatchRunner
 from envmgr.worker.block_steps import BlockStepper, TimedBlockStepper
 from envmgr.worker.env_runner import (
@@ -41,6 +44,7 @@ from envmgr.worker.env_runner import (
     HostContext,
     block_row_of,
 )
+from envmgr.worker.event_loop import ENTER_LOOP, NO_LOOP, EnvWork, WorkerLoop, finish
 from envmgr.worker.sinks import BlockSink, MessageSink, Send
 
 _METHOD_TYPES = (MethodType, FunctionType, BuiltinMethodType)
@@ -61,8 +65,10 @@ class Host:
         rss_bytes: resident memory of this process.
         stepper: takes the steps that are posted in the block; None where there is none.
         envs_in_use: the env objects that are in use in this process, where it has other hosts.
+        loop: runs async envs; None where there can be none.
 
     Attributes:
+        loop: likewise.
         pending_resets: functions that run the resets that wait, the oldest first.
         is_async: it has batched envs that work on while nobody waits for them.
     """
@@ -78,8 +84,10 @@ class Host:
         rss_bytes: Callable[[], int] = lambda: 0,
         stepper: BlockStepper | None = None,
         envs_in_use: EnvsInUse | None = None,
+        loop: WorkerLoop | None = None,
     ) -> None:
         envs_in_use = envs_in_use or EnvsInUse()
+        self.loop = loop
         self._settings = settings
         if settings.carries:
             encode = partial(self._encode_with_observation, encode)
@@ -96,7 +104,9 @@ class Host:
         context = HostContext(settings, self._messages, wants_recycling, run_later, forms, timer)
         runner_of = EnvRunner if settings.save_every is None else CheckpointingEnvRunner
         self._envs = {
-            env_id: HostedEnv(env_id, factory, context, memory, stepper, runner_of, envs_in_use)
+            env_id: HostedEnv(
+                env_id, factory, context, memory, stepper, runner_of, envs_in_use, loop
+            )
             for env_id, factory in factories.items()
         }
         self._batches = [
@@ -140,7 +150,7 @@ class Host:
         """Run one request and send its replies."""
         env = self._envs.get(message.env_id)
         if env is not None and message.op != Op.INFO_FORMS:
-            if message.op in self._settings.announced:
+            if message.op in self._settings.announced and not env.is_async:
                 self._messages.announce(message, message.op)
             env.handle(message)
         elif message.op == Op.INFO_FORMS:
@@ -164,8 +174,18 @@ class Host:
     def close(self) -> None:
         """Close all envs; what their own `close` raises is nobody's concern any more."""
         self.pending_resets.clear()
+        if self.loop is not None and any(env.is_async for env in self._envs.values()):
+            self.loop.finish(self.close_async())
+            return
         for env in self._envs.values():
-            env.close()
+            finish(env.close())
+
+    async def close_async(self) -> None:
+        """Close all envs as `close` does, at one time, in the event loop."""
+        import asyncio  # as in `event_loop`
+
+        self.pending_resets.clear()
+        await asyncio.gather(*(env.close() for env in self._envs.values()))
 
     def _has_reached_a_limit(self) -> bool:
         """Whether this worker wants to be replaced; once it does, it goes on to."""
@@ -197,6 +217,7 @@ class HostedEnv:
             a block; None where there is none.
         runner_of: returns the runner of an env that was built.
         envs_in_use: the env objects that are in use.
+        loop: runs async envs; None where there can be none.
 
     Attributes:
         env_id: the env's id.
@@ -211,6 +232,7 @@ class HostedEnv:
         stepper: BlockStepper | None,
         runner_of: Callable[[Any, HostContext], EnvRunner],
         envs_in_use: EnvsInUse,
+        loop: WorkerLoop | None = None,
     ) -> None:
         self.env_id = env_id
         self._factory = factory
@@ -221,6 +243,12 @@ class HostedEnv:
         self._runner_of = runner_of
         self._envs_in_use = envs_in_use
         self._runner: EnvRunner | None = None
+        self._work = EnvWork(loop)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether other envs of the host go on while this one does what it was asked for."""
+        return self._runner is not None and self._runner.is_async
 
     @property
     def episodes(self) -> int:
@@ -233,10 +261,11 @@ class HostedEnv:
         if op == Op.STEP and runner is not None:  # first, for it is what comes most
             runner.step(self._messages, message, message.payload)
         elif op == Op.HELLO or op == Op.RENEW:
-            self._messages.send(self._build(message))
+            self._run(self._build(message), message, "construction")
         elif op == Op.RELEASE:
-            self.close()
-            self._messages.send(self._messages.reply(message, Op.RESULT, None))
+            self._run(self._release(message), message, "close")
+        elif op == Op.CANCEL:
+            self._work.cancel(message.request_id, message.payload)
         elif op == Op.ATTACH:
             if runner is not None:
                 self._attach(message, runner)
@@ -248,21 +277,57 @@ class HostedEnv:
         elif op == Op.RESET:
             runner.reset(message)
         else:
-            self._messages.send(self._run_call(message, runner))
+            self._run(self._answer_call(message, runner), message, "call")
 
-    def _build(self, message: Message) -> Any:
-        """Build the env, in place of the one before; return the reply."""
-        self.close()
+    def _run(self, coroutine: Coroutine[Any, Any, None], message: Message, during: str) -> None:
+        self._work.run(coroutine, message.env_id, message.request_id, during)
+
+    async def _build(self, message: Message) -> None:
+        """Build the env, in place of the one before, and answer."""
+        await self.close()
         try:
-            built = self._factory()
-            self._envs_in_use.claim(built, self)
-            env = adapt.as_base_env(built, self.env_id)
-            self._runner = runner = self._runner_of(env, self._context)
-            return self._describe(message, runner)
+            env = adapt.as_base_env(await self._built(message), self.env_id)
+            if adapt.is_async(env):
+                self._refuse_async_beside_posted_steps()
+                self._runner = AsyncEnvRunner(env, self._context, self._work)
+            else:
+                self._runner = self._runner_of(env, self._context)
+            reply = self._describe(message, self._runner)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             if self._runner is None:
                 self._envs_in_use.release(self)
-            return self._messages.exception_reply(message, error, "construction")
+            reply = self._failure_reply(message, error, "construction")
+        self._messages.send(reply)
+
+    async def _built(self, message: Message) -> Any:
+        """Return what the factory builds, which may have to be awaited."""
+        built = self._factory()
+        if inspect.isawaitable(built):
+            if self._work.loop is None:
+                if inspect.iscoroutine(built):
+                    built.close()
+                raise EnvContractError(NO_LOOP)
+            self._messages.announce(message, message.op, goes_on=True)
+            await ENTER_LOOP
+            built = await built
+        self._envs_in_use.claim(built, self)
+        return built
+
+    def _refuse_async_beside_posted_steps(self) -> None:
+        if self._stepper is not None and self._stepper.has_rows:
+            raise EnvContractError(
+                "the new env is async, and the one before it was not. All envs that a factory "
+                "builds have to be alike"
+            )
+
+    def _failure_reply(self, message: Message, error: BaseException, during: str) -> Any:
+        """Return the reply which says that something has raised, or was cancelled."""
+        if self._work.where is not None:
+            where = self._work.where
+            failure = RemoteFailure(FailureKind.CANCELLED, during, traceback_text=where)
+        else:
+            failure = self._messages.failure_of(error, during)
+        return self._messages.failure_reply(message, failure)
 
     def _describe(self, message: Message, runner: EnvRunner) -> Any:
         """Return the reply that says what the env is like."""
@@ -270,6 +335,7 @@ class HostedEnv:
         described = EnvDescription(*runner.spaces, *about)  # type: ignore[arg-type]
         description = described._replace(
             resets_alone=bool(runner.resets_alone),
+            is_async=runner.is_async,
             converts_actions=isinstance(runner.env, GymnasiumEnv),
         )
         try:
@@ -278,16 +344,20 @@ class HostedEnv:
             description = description._replace(metadata=None, spec=None)
             return self._messages.reply(message, Op.HELLO, description)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the env, if there is one."""
         runner, self._runner = self._runner, None
         if self._stepper is not None:
             self._stepper.remove_row(self.env_id)
         try:
             if runner is not None:
-                runner.close()
+                await runner.close_async()
         finally:
             self._envs_in_use.release(self)
+
+    async def _release(self, message: Message) -> None:
+        await self.close()
+        self._messages.send(self._messages.reply(message, Op.RESULT, None))
 
     def adopt(self, message: Message) -> None:
         """Serve another env_id, and answer with what came of the reset that was kept."""
@@ -299,6 +369,10 @@ class HostedEnv:
             if message.request_id != UNANSWERED:
                 self._messages.refuse(message, "reset", "there is no env")
             return
+        runner.when_reset(partial(self._take_place, message, runner), message)
+
+    def _take_place(self, message: Message, runner: EnvRunner) -> None:
+        """Do what `adopt` does when the reset that is kept is over."""
         adapt.serve_env_id(runner.env, message.env_id)
         if message.payload is not None:
             self._attach(message, runner)
@@ -324,15 +398,22 @@ class HostedEnv:
         """Return what stands for an observation where the trainer does not share the memory."""
         return reference if self._runner is None else self._runner.writer.with_bytes(reference)
 
-    def _run_call(self, message: Message, runner: EnvRunner) -> Any:
+    async def _answer_call(self, message: Message, runner: EnvRunner) -> None:
         op = message.op
         try:
-            return self._messages.reply(message, Op.RESULT, _CALLS[op](runner, message.payload))
+            result = _CALLS[op](runner, message.payload)
+            if runner.is_async and inspect.isawaitable(result):
+                await ENTER_LOOP
+                result = await result
+            reply = self._messages.reply(message, Op.RESULT, result)
         except BaseException as error:  # as in `_build`
-            failure = self._messages.failure_of(error, "call")
             if op == Op.GET_ATTR and isinstance(error, AttributeError):
+                failure = self._messages.failure_of(error, "call")
                 failure = replace(failure, kind=FailureKind.NO_ATTRIBUTE)
-            return self._messages.failure_reply(message, failure)
+                reply = self._messages.failure_reply(message, failure)
+            else:
+                reply = self._failure_reply(message, error, "call")
+        self._messages.send(reply)
 
 
 def _call(runner: EnvRunner, payload: Any) -> Any:

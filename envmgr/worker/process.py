@@ -31,6 +31,7 @@ from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.wire.pipe_channel import Channel
 from envmgr.worker import crash_report, log_file
 from envmgr.worker.block_steps import BlockStepper, block_stepper
+from envmgr.worker.event_loop import WorkerLoop
 from envmgr.worker.host import Host
 from envmgr.worker.imported_modules import report_imports
 from envmgr.worker.serving import ConnectionInbox, serve
@@ -163,7 +164,7 @@ def run_worker(
         if (first := inbox.next()) is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         setup: WorkerSetup = first.payload
-        _set_up(setup, crash_fd)
+        recorder = _set_up(setup, crash_fd)
         try:
             settings: HostSettings = pickle.loads(setup.settings)  # noqa: S301 - from the parent
         except Exception as error:  # whatever a __setstate__ of a space may raise
@@ -178,6 +179,7 @@ def run_worker(
             memory=functools.cache(lambda nbytes: _open_memory(shared_fds, nbytes)),
             rss_bytes=resident_bytes,
             stepper=stepper,
+            loop=WorkerLoop(None if recorder is None else recorder.note_running),
         )
         for message in hellos(setup.envs):
             host.handle(message)
@@ -241,15 +243,15 @@ class _Factory:
         return pickle.loads(self._pickled)()  # noqa: S301 - from the parent, over its own socket
 
 
-def _set_up(setup: WorkerSetup, crash_fd: int | None) -> None:
+def _set_up(setup: WorkerSetup, crash_fd: int | None) -> crash_report.CrashRecorder | None:
     index, settings = setup.host_index, setup.worker
     if settings.log is not None:
         ids, generations, _, _ = zip(*setup.envs, strict=True)
         file = log_file.LogFile(index, ids, max(generations))
         log_file.write_to_log_file(settings.log, file)
-    if crash_fd is not None:
-        crash_report.record_crashes(crash_fd, index)
+    recorder = None if crash_fd is None else crash_report.record_crashes(crash_fd, index)
     set_up(index, settings)
+    return recorder
 
 
 def set_up(index: int, settings: WorkerSettings) -> None:

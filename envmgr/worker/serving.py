@@ -25,6 +25,7 @@ from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.wire.pipe_channel import Channel
 from envmgr.worker.block_steps import BlockStepper, block_stepper
 from envmgr.worker.copies import copied_reply
+from envmgr.worker.event_loop import WorkerLoop
 from envmgr.worker.host import EnvsInUse, Host
 
 _DURING = {Op.STEP: "step", Op.RESET: "reset", Op.HELLO: "construction"}
@@ -32,6 +33,9 @@ _DURING = {Op.STEP: "step", Op.RESET: "reset", Op.HELLO: "construction"}
 
 class Inbox(Protocol):
     """Where a host's requests come from, and the bells that are rung for it."""
+
+    fds: tuple[int, ...]
+    """What can be read when there is something new; none where there is no such thing."""
 
     @property
     def is_empty(self) -> bool:
@@ -60,7 +64,7 @@ def serve(host: Host, stepper: BlockStepper | None, inbox: Inbox) -> None:
         ChannelClosedError: the other end is closed.
     """
     resets = host.pending_resets
-    while True:
+    while host.loop is None or host.loop.loop is None:
         waiting, ring_is_due = len(resets), stepper is not None and inbox.take_ring_request()
         is_busy = waiting > 0 or ring_is_due or not inbox.is_empty
         if stepper is not None and stepper.has_rows:
@@ -81,6 +85,29 @@ def serve(host: Host, stepper: BlockStepper | None, inbox: Inbox) -> None:
             host.handle(message)
         if waiting:
             host.run_resets(waiting)
+    _serve_in_loop(host, host.loop, inbox)
+
+
+def _serve_in_loop(host: Host, loop: WorkerLoop, inbox: Inbox) -> None:
+    """Run requests as `serve` does, in the event loop of a host that has async envs.
+
+    Nothing is posted for these.
+    """
+    closing: list[Message] = []
+
+    def run_round() -> bool:
+        inbox.read()
+        for message in inbox.messages():
+            if message.op == Op.CLOSE:
+                closing.append(message)
+                return True
+            host.handle(message)
+        host.run_resets(len(host.pending_resets))
+        return False
+
+    loop.serve(run_round, host.close_async, inbox.fds)
+    for message in closing:
+        inbox.answer(message._replace(op=Op.CLOSED, payload=None))
 
 
 def unreadable_reply(frame: Frame, error: FrameError) -> Message:
@@ -100,6 +127,7 @@ class ConnectionInbox:
 
     def __init__(self, channel: Channel, bell: int | None = None) -> None:
         self.channel = channel
+        self.fds: tuple[int, ...] = (channel.fileno(),)
         self._bell = bell
         self._frames: deque[Frame] = deque()
         if bell is not None:
@@ -187,6 +215,8 @@ class QueueInbox:
     Args:
         reply: takes the host's replies.
     """
+
+    fds: tuple[int, ...] = ()
 
     def __init__(self, reply: Callable[[Any], None]) -> None:
         self._reply = reply

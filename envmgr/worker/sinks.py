@@ -92,10 +92,16 @@ class MessageSink:
         request: Message = key
         return request
 
-    def announce(self, key: Any, op: int = Op.RESET) -> None:
-        """Tell the trainer that this request is being run from now on, if it wants to know."""
+    def announce(self, key: Any, op: int = Op.RESET, *, goes_on: bool = False) -> None:
+        """Tell the trainer that this request is being run from now on, if it wants to know.
+
+        Args:
+            key: the request.
+            op: what it asks for.
+            goes_on: other requests are run meanwhile.
+        """
         if op in self.settings.announced:
-            self.send(self.encode(key._replace(op=Op.BEGAN, payload=None)))
+            self.send(self.encode(key._replace(op=Op.BEGAN, payload=goes_on)))
 
     def reply(self, key: Any, op: Op, payload: Any) -> Any:
         """Return an encoded reply to a request.
@@ -249,7 +255,7 @@ class BlockSink(MessageSink):
         generation, request_id = request_of(key)
         return Message(Op.STEP, self.env_id, generation, request_id, None)
 
-    def announce(self, key: Any, op: int = Op.RESET) -> None:
+    def announce(self, key: Any, op: int = Op.RESET, *, goes_on: bool = False) -> None:
         """Say in the block that the env of this row is being run from now on."""
         self._note_running(self.row)
 

@@ -250,8 +250,8 @@ def test_a_long_wait_warns_every_thirty_seconds_and_names_the_envs(
     found = warnings_of(caplog)
     assert len(found) == 3
     assert found[0].startswith("step has been waiting for 30 s more (")
-    assert "step: envs [0, 2]" in found[0]
-    assert "reset: envs [3]" in found[0]
+    assert "step: envs 0, 2" in found[0]
+    assert "reset: env 3" in found[0]
     assert "Ctrl-C or close() ends it" in found[0]
     assert {r.levelno for r in caplog.records} == {logging.WARNING}
 

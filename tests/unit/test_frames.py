@@ -288,6 +288,7 @@ def test_requests_and_replies_have_numbers_of_their_own() -> None:
         Op.SET_ATTR,
         Op.CLOSE,
         Op.RELEASE,
+        Op.CANCEL,
         Op.APPLY,
         Op.ADOPT,
         Op.INFO_FORMS,

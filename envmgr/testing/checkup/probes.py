@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 
 from envmgr.env import adapt
+from envmgr.env.async_env import as_blocking
 from envmgr.env.contract import env_name
 from envmgr.env.play import RandomPlay
 from envmgr.testing.checksums import checksum_of, reward_checksum
@@ -65,7 +66,7 @@ class Description(NamedTuple):
 
 @contextlib.contextmanager
 def _env_of(factory: Factory) -> Iterator[Any]:
-    env = adapt.as_base_env(factory(), 0)
+    env = as_blocking(factory())
     try:
         yield env
     finally:

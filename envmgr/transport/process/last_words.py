@@ -11,6 +11,8 @@ from envmgr.transport.base import HostDied
 from envmgr.worker.crash_report import (
     PLACE_BYTES,
     REPORT_BYTES,
+    RUNNING,
+    RUNNING_AT,
     STDERR_AT,
     STDERR_BYTES,
 )
@@ -52,7 +54,13 @@ class LastWords:
         if len(lines) > 1 and len(stderr.encode()) >= STDERR_BYTES:
             del lines[0]  # its beginning is lost
         report = self._take(place, REPORT_BYTES).splitlines()
+        os.pwrite(self.fd, bytes(RUNNING.size), place + RUNNING_AT)
         return "\n".join([*lines[-_MOST_LINES:], *report[:_MOST_LINES]]).rstrip()
+
+    def running(self, index: int) -> int:
+        """Return the async env that the host at `index` says it is running, or was; -1 for none."""
+        data = os.pread(self.fd, RUNNING.size, index * PLACE_BYTES + RUNNING_AT)
+        return int(RUNNING.unpack(data)[0]) - 1 if len(data) == RUNNING.size else -1
 
     def _take(self, offset: int, most_bytes: int) -> str:
         data = os.pread(self.fd, most_bytes, offset)

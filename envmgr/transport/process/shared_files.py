@@ -83,6 +83,10 @@ class SharedFiles:
             forget_fd(bell)
             os.close(bell)
 
+    def running_in(self, index: int) -> int:
+        """Return the async env that the worker of a group says it is running; -1 for none."""
+        return -1 if self._last_words is None else self._last_words.running(index)
+
     def last_words(self, index: int) -> str:
         """Return what the dead worker of a group has left; see `LastWords.take`."""
         return "" if self._last_words is None else self._last_words.take(index)

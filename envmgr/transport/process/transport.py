@@ -142,6 +142,11 @@ class ProcessTransport(Transport):
         pid = self.pids.get(host_id)
         return "" if pid is None else self._shared.stacks(pid)
 
+    def running_in(self, host_id: int) -> int:
+        """Return the async env whose code a worker runs now; -1 if that is not known, or none."""
+        index = self._alive.get(host_id)
+        return -1 if index is None else self._shared.running_in(index)
+
     @property
     def pids(self) -> dict[int, int]:
         """The pids of the workers that are not known to be dead, by host_id."""
@@ -250,7 +255,8 @@ class ProcessTransport(Transport):
                 self._large_messages.give_back(host_id)
             index = self._alive.pop(host_id, None)
             if index is not None:
-                died = died._replace(last_words=self._shared.last_words(index))
+                running = self._shared.running_in(index)  # before the last words are taken
+                died = died._replace(running=running, last_words=self._shared.last_words(index))
             self.arrivals.append((host_id, died))
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:

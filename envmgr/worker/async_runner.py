@@ -1,0 +1,134 @@
+"""Runs one async env: as `EnvRunner` does, but its resets and steps are awaited in an event loop.
+
+Many of them are under way at one time in one worker. What each is asked for goes by message, one
+request after the other, and so do its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from envmgr.env.async_env import close_async, reset_async, step_async
+from envmgr.env.contract import EnvContractError, StepResult
+from envmgr.wire.messages import FailureKind, Message, RemoteFailure
+from envmgr.worker.env_runner import EnvRunner, HostContext
+from envmgr.worker.event_loop import ENTER_LOOP, NO_LOOP, EnvWork
+from envmgr.worker.sinks import MessageSink
+
+
+class AsyncEnvRunner(EnvRunner):
+    """Runs one async env, from its construction until it is closed.
+
+    Args:
+        env: as of `EnvRunner`.
+        context: likewise.
+        work: runs what is awaited, one thing at a time.
+
+    Raises:
+        EnvContractError: there is no event loop here, or the env's state is to be saved.
+    """
+
+    has_ordinary_steps: ClassVar[bool] = False
+    is_async: ClassVar[bool] = True
+
+    def __init__(self, env: Any, context: HostContext, work: EnvWork) -> None:
+        if work.loop is None:
+            raise EnvContractError(NO_LOOP)
+        if context.settings.save_every is not None:
+            raise EnvContractError(
+                "async envs cannot be resumed: their state cannot be saved in the midst of what "
+                "they await. Leave out snapshot_every"
+            )
+        self._work = work
+        super().__init__(env, context)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def step(self, sink: MessageSink, key: Any, action: Any) -> bool:
+        """Begin a step; return False, for nothing is left to be run later."""
+        self._work.run(self._step(sink, key, action), key.env_id, key.request_id, "step")
+        return False
+
+    async def _step(self, sink: MessageSink, key: Any, action: Any) -> None:
+        await ENTER_LOOP
+        try:
+            step_result = await self._step_with(action)
+        except BaseException as error:  # as in `take_step`
+            self.report_exception(sink, key, error)
+            return
+        self.take_step(sink, key, _as_it_is, step_result)
+
+    async def _step_with(self, action: Any) -> StepResult:
+        step_result = await step_async(self.env, action)
+        self._check_time()
+        return step_result
+
+    async def _reset_with(self, params: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        await ENTER_LOOP
+        result = await reset_async(self.env, params)
+        self._check_time()
+        return result
+
+    def _check_time(self) -> None:
+        """Raise if the trainer had it cancelled, whatever the env made of that."""
+        if self._work.where is not None:
+            raise EnvContractError("it was cancelled")
+
+    def report_exception(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
+        """Report that a step has raised, or was cancelled; return False, for no reset follows."""
+        if not self._is_closed:
+            self._messages.send(sink.failure_reply(key, self.failure_of(error, "step")))
+        return False
+
+    def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
+        """Return what is reported of an exception of the env, or of its being cancelled."""
+        where = self._work.where
+        if where is not None:
+            return RemoteFailure(FailureKind.CANCELLED, during, traceback_text=where)
+        return super().failure_of(error, during)
+
+    # -- resets -----------------------------------------------------------------------------
+
+    def reset(self, message: Message) -> None:
+        """Begin a RESET request."""
+        resetting = self.reset_and_answer(message)
+        self._work.run(resetting, message.env_id, message.request_id, "reset")
+
+    def reset_later(self, sink: MessageSink, key: Any) -> None:
+        """Begin the reset that follows an episode."""
+        resetting = self._reset_as_planned(sink, key)
+        self._work.run(resetting, key.env_id, key.request_id, "reset")
+
+    def when_reset(self, then: Callable[[], None], message: Message) -> None:
+        """Do something for a request when the reset that is under way is over, if one is."""
+        self._work.run_after(then, message.env_id, message.request_id, "reset")
+
+    async def _reset_as_planned(self, sink: MessageSink, key: Any) -> None:
+        try:
+            observation, info = await self._reset_with(self.plan.params)
+        except BaseException as error:  # as in `take_step`
+            if not self._is_closed:
+                self._messages.send(sink.failure_reply(key, self.failure_of(error, "reset")))
+            return
+        self.send(sink, key, self._answer_reset(sink, key, observation, info))
+
+    # -- its end ----------------------------------------------------------------------------
+
+    async def close_async(self) -> None:
+        """Cancel what is under way and close the env; what it raises is nobody's concern."""
+        self._is_closed = True
+        await self._work.stop()
+        await ENTER_LOOP
+        try:
+            await close_async(self.env)
+        except BaseException as error:  # the env is gone either way
+            self._messages.failure_of(error, "close")
+
+    def close(self) -> None:
+        """Give the env up, where nothing can be awaited any more."""
+        self._is_closed = True
+
+
+def _as_it_is(step_result: StepResult) -> StepResult:
+    return step_result

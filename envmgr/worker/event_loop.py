@@ -1,0 +1,283 @@
+"""The event loop of a worker that runs async envs, and what is under way in it for each of them.
+
+Code that serves sync and async envs alike is written as coroutines. `finish` runs one that waits
+for nothing, at the price of a call; `WorkerLoop.run` runs one at once until it awaits `ENTER_LOOP`,
+and the rest as a task. So a worker without async envs has no event loop, and does not even import
+asyncio.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from envmgr.env.contract import EnvContractError
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+
+NO_LOOP = (
+    "async envs (with `async def step` or `reset`, or an async factory) run on the event loop of a "
+    "worker process: use type: subprocess, async_subprocess or one of their v2 kinds. This kind "
+    "runs its envs in the trainer's process, or on a cluster"
+)
+
+
+class _EnterLoop:
+    """Awaited where the rest of a coroutine needs a running event loop."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+ENTER_LOOP = _EnterLoop()
+
+
+def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing; return its result.
+
+    Raises:
+        EnvContractError: it waits for something.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    coroutine.close()
+    raise EnvContractError(NO_LOOP)
+
+
+class WorkerLoop:
+    """The event loop of a worker process; there is none until the first coroutine needs it.
+
+    Args:
+        note_running: is told which env's code is run: its env_id + 1, or 0 for none.
+
+    Attributes:
+        note_running: likewise.
+        loop: the loop; None until then.
+    """
+
+    def __init__(self, note_running: Callable[[int], None] | None = None) -> None:
+        self.note_running = note_running or _ignore
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failed: list[BaseException] = []
+        self._wake: Callable[[], object] | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Run a coroutine at once until it awaits `ENTER_LOOP`, and the rest as a task.
+
+        Returns:
+            The task; None if the coroutine has finished.
+        """
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return None
+        task: asyncio.Task[None] = self._made().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def finish(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine to its end, where the loop is not running."""
+        self._made().run_until_complete(coroutine)
+
+    def _made(self) -> asyncio.AbstractEventLoop:
+        """Return the loop; make it if there is none."""
+        if self.loop is None:
+            import asyncio  # most workers need none, and it takes long to import
+
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        return self.loop
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # of envmgr's own code, or the trainer is gone
+            self._failed.append(error)
+            if self._wake is not None:
+                self._wake()
+
+    def serve(
+        self,
+        run_round: Callable[[], bool],
+        close: Callable[[], Awaitable[None]],
+        fds: tuple[int, ...],
+    ) -> None:
+        """Run the loop until a round says that it is the last one.
+
+        Args:
+            run_round: called in the loop whenever one of `fds` can be read; true ends it.
+            close: awaited after that.
+            fds: file descriptors.
+
+        Raises:
+            BaseException: what a task, or a round, has raised.
+        """
+        self.finish(self._serve(run_round, close, fds))
+
+    async def _serve(
+        self,
+        run_round: Callable[[], bool],
+        close: Callable[[], Awaitable[None]],
+        fds: tuple[int, ...],
+    ) -> None:
+        import asyncio
+
+        readable, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._wake = readable.set
+        for fd in fds:
+            loop.add_reader(fd, readable.set)
+        while not run_round():
+            await readable.wait()
+            readable.clear()
+            if self._failed:
+                raise self._failed[0]
+        await close()
+
+
+def _ignore(number: int) -> None:
+    """Stand in where nobody is told which env is run."""
+
+
+class _Noted(Coroutine[Any, Any, T]):
+    """A coroutine of which somebody is told when it is run, and by whom.
+
+    Args:
+        inside: the coroutine.
+        note: is told.
+        number: which env's it is, as `WorkerLoop.note_running` is told.
+    """
+
+    __slots__ = ("_inside", "_note", "_number")
+
+    def __init__(
+        self, inside: Coroutine[Any, Any, T], note: Callable[[int], None], number: int
+    ) -> None:
+        self._inside, self._note, self._number = inside, note, number
+
+    def send(self, value: Any, /) -> Any:
+        """Run it until it waits for something."""
+        self._note(self._number)
+        try:
+            return self._inside.send(value)
+        finally:
+            self._note(0)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise something in it, and run it until it waits for something."""
+        self._note(self._number)
+        try:
+            return self._inside.throw(*error)
+        finally:
+            self._note(0)
+
+    def close(self) -> None:
+        """End it."""
+        self._inside.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._inside.__await__()
+
+
+class EnvWork:
+    """What is under way in the event loop for one env, one thing at a time.
+
+    Args:
+        loop: of the worker; None where there can be none.
+
+    Attributes:
+        where: where the present work was when the trainer had it cancelled; None if it was not.
+    """
+
+    def __init__(self, loop: WorkerLoop | None) -> None:
+        self.loop = loop
+        self.where: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._coroutine: Any = None
+        self._doing: tuple[int, str] = (0, "")
+
+    def run(
+        self, coroutine: Coroutine[Any, Any, None], env_id: int, request_id: int, during: str
+    ) -> None:
+        """Run what answers a request, as far as it can be run at once; the rest in the loop.
+
+        Args:
+            coroutine: answers it.
+            env_id: whose request.
+            request_id: the request.
+            during: what it does, as in `RemoteFailure`.
+        """
+        self.where = None
+        if self.loop is None:
+            finish(coroutine)
+        else:
+            self._doing, self._coroutine = (request_id, during), coroutine
+            noted = _Noted(coroutine, self.loop.note_running, env_id + 1)
+            self._task = self.loop.run(noted)
+
+    def cancel(self, request_id: int, during: str) -> None:
+        """Cancel what answers a request, if that is under way; the arguments are as of `run`."""
+        task = self._task
+        if task is not None and not task.done() and (request_id, during) == self._doing:
+            self.where = _where(self._coroutine)
+            task.cancel()
+
+    def run_after(
+        self, then: Callable[[], None], env_id: int, request_id: int, during: str
+    ) -> None:
+        """Do something when what is under way has ended; the arguments are those of `run`.
+
+        To cancel it is to cancel what is under way.
+        """
+        self.run(_run_after(then, self._task), env_id, request_id, during)
+
+    async def stop(self) -> None:
+        """Cancel what is under way, unless it is the caller, and wait for its end."""
+        task, self._task = self._task, None
+        if task is None or task.done():
+            return
+        await ENTER_LOOP
+        import asyncio
+
+        if task is not asyncio.current_task():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _run_after(then: Callable[[], None], earlier: asyncio.Task[None] | None) -> None:
+    if earlier is not None and not earlier.done():
+        await ENTER_LOOP
+        import asyncio
+
+        try:
+            await asyncio.wait([earlier])
+        except asyncio.CancelledError:
+            earlier.cancel()
+            await asyncio.wait([earlier])
+    then()
+
+
+def _where(coroutine: Any) -> str:
+    """Return the stack of a coroutine that waits, down to the innermost one."""
+    frames = []
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is None:
+            break
+        frames.append((frame, frame.f_lineno))
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    while len(frames) > 1 and _is_own(frames[0][0]):
+        del frames[0]
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())
+
+
+def _is_own(frame: Any) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("envmgr.")
