@@ -287,6 +287,10 @@ def try_out(engine: Engine, config: ManagerConfig, env_num: int, cores: int) -> 
     try:
         build_all(engine)
         construction_s = engine.now() - began
+        if engine.supervisor.descriptions[0].is_async:
+            n = min(env_num, cores)
+            choice = Choice(n, "the envs are async: those of a worker wait at one time")
+            return _logged(Calibration(env_num, cores, choice, construction_s))
         wake_up = measure_wake_up(engine)  # before there are steps: it sleeps at once
         engine.supervisor.place_observations(same_spaces=True)
         trial = _measure(engine, config)
@@ -295,7 +299,10 @@ def try_out(engine: Engine, config: ManagerConfig, env_num: int, cores: int) -> 
         choice = Choice(env_num, f"an env could not be tried out: {reason}")
     else:
         choice = choose(env_num, cores, trial, wake_up or TYPICAL)
-    calibration = Calibration(env_num, cores, choice, construction_s, trial, wake_up)
+    return _logged(Calibration(env_num, cores, choice, construction_s, trial, wake_up))
+
+
+def _logged(calibration: Calibration) -> Calibration:
     logger.info("%s", calibration)
     return calibration
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from envmgr.env import adapt
 from envmgr.env.base import BaseEnv
@@ -16,6 +16,8 @@ from envmgr.types import EnvTimestep
 
 if TYPE_CHECKING:
     import asyncio
+
+T = TypeVar("T")
 
 
 async def step_async(env: Any, action: Any) -> StepResult:
@@ -61,23 +63,60 @@ async def close_async(env: Any) -> None:
         await awaited(method())
 
 
-def as_blocking(built: Any) -> Any:
-    """Return what a factory built as `adapt.as_base_env` does, to be tried out here, one by one.
+def use_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Have async envs of this process that are tried out be awaited in this loop.
 
-    Each call of an async env is awaited in a loop of its own, and an async factory likewise: for
-    checks and profiles. Managers run them on the loops of workers.
+    It runs in another thread than those who try them out.
+    """
+    global _shared_loop
+    _shared_loop = loop
+
+
+_shared_loop: asyncio.AbstractEventLoop | None = None
+
+
+def as_blocking(built: Any) -> Any:
+    """Return an env as `adapt.as_base_env` does, to be tried out here, one call after the other.
+
+    Each call of an async env is awaited in an event loop, and an async factory likewise: for checks
+    and profiles. Managers run them on the loops of workers.
+
+    Args:
+        built: what a factory returned; or an env as `adapt.as_base_env` returned it.
 
     Raises:
         EnvContractError: as of `adapt.as_base_env`.
     """
-    import asyncio  # workers import this module, and most of them need no loop
-
-    loop: asyncio.AbstractEventLoop | None = None
+    if isinstance(built, GymnasiumEnv):
+        return BlockingEnv(built, Blocking()) if adapt.is_async(built) else built
+    blocking = None
     if inspect.isawaitable(built):
-        loop = asyncio.new_event_loop()
-        built = loop.run_until_complete(awaited(built))
+        blocking = Blocking()
+        built = blocking.result_of(awaited(built))
     env = adapt.as_base_env(built, 0)
-    return BlockingEnv(env, loop or asyncio.new_event_loop()) if adapt.is_async(env) else env
+    return BlockingEnv(env, blocking or Blocking()) if adapt.is_async(env) else env
+
+
+class Blocking:
+    """Waits for coroutines: in the loop of this worker, or in one of its own."""
+
+    def __init__(self) -> None:
+        import asyncio  # workers import this module, and most of them need no loop
+
+        self._asyncio = asyncio
+        self._loop = _shared_loop or asyncio.new_event_loop()
+        self._is_own = _shared_loop is None
+
+    def result_of(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end and return its result."""
+        if self._is_own:
+            return self._loop.run_until_complete(coroutine)
+        return self._asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """Close the loop, if nobody else uses it."""
+        if self._is_own:
+            self._loop.close()
 
 
 class BlockingEnv(BaseEnv):
@@ -85,11 +124,11 @@ class BlockingEnv(BaseEnv):
 
     Args:
         env: what `adapt.as_base_env` returned.
-        loop: runs it.
+        blocking: waits for it.
     """
 
-    def __init__(self, env: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self.env, self._loop = env, loop
+    def __init__(self, env: Any, blocking: Blocking) -> None:
+        self.env, self._blocking = env, blocking
         self.observation_space, self.action_space, reward_space = adapt.spaces_of(env)
         if reward_space is not None:
             self.reward_space = reward_space
@@ -101,19 +140,25 @@ class BlockingEnv(BaseEnv):
 
     def reset(self, **params: Any) -> Any:
         """Reset the env and return the observation."""
-        obs, self.reset_info = self._loop.run_until_complete(reset_async(self.env, params))
+        obs, self.reset_info = self._blocking.result_of(reset_async(self.env, params))
         return obs
 
     def step(self, action: Any) -> EnvTimestep:
         """Take one action."""
-        return timestep_of(self._loop.run_until_complete(step_async(self.env, action)))
+        return timestep_of(self._blocking.result_of(step_async(self.env, action)))
 
     def close(self) -> None:
         """Close the env, and the loop."""
         try:
-            self._loop.run_until_complete(close_async(self.env))
+            self._blocking.result_of(close_async(self.env))
         finally:
-            self._loop.close()
+            self._blocking.close()
+
+    @property
+    def unwrapped(self) -> Any:
+        """The env without any wrapper."""
+        built = adapt.as_built(self.env)
+        return getattr(built, "unwrapped", built)
 
     def __getattr__(self, name: str) -> Any:
         """Look up what is not of the protocol in the env."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from envmgr.env import adapt
+from envmgr.env.async_env import as_blocking
 from envmgr.env.still import StillEnv
 from envmgr.errors import EnvManagerError, NothingReadyError
 from envmgr.manager import EnvManager
@@ -159,7 +159,7 @@ def is_plain(space: Any) -> bool:
 
 def profiled(env: Any, seconds: float) -> Profile:
     """Profile an env where it is; for `manager.apply`."""
-    return profile_env(adapt.as_base_env(env, 0), None, seconds)
+    return profile_env(as_blocking(env), None, seconds)
 
 
 def figures_of(profile: Profile) -> EnvFigures:

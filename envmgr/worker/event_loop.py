@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from envmgr.env.async_env import use_loop
 from envmgr.env.contract import EnvContractError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class WorkerLoop:
 
             self.loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self.loop)
+            use_loop(self.loop)
         return self.loop
 
     def _ended(self, task: asyncio.Task[None]) -> None:

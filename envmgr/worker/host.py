@@ -401,7 +401,13 @@ class HostedEnv:
     async def _answer_call(self, message: Message, runner: EnvRunner) -> None:
         op = message.op
         try:
-            result = _CALLS[op](runner, message.payload)
+            if runner.is_async and op == Op.APPLY:  # the function may wait for what the env does
+                await ENTER_LOOP
+                import asyncio  # as in `event_loop`
+
+                result = await asyncio.to_thread(_apply, runner, message.payload)
+            else:
+                result = _CALLS[op](runner, message.payload)
             if runner.is_async and inspect.isawaitable(result):
                 await ENTER_LOOP
                 result = await result

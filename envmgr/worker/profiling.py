@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envmgr.env import adapt
+from envmgr.env.async_env import as_blocking
 from envmgr.env.play import RandomPlay
+from envmgr.env.steps import step_function
 from envmgr.proc import queued_s_of
 from envmgr.spaces.legal import has_mask
 from envmgr.types import is_abnormal
@@ -82,6 +84,9 @@ def try_env(applied: AppliedEnv, seconds: float) -> Trial:
         Exception: whatever the env raises, again and again.
     """
     env, step_result, action_space, params, _ = applied
+    if adapt.is_async(env):
+        env = as_blocking(env)
+        step_result = step_function(env)
 
     def take(action: Any) -> bool:
         _, _, done, _, info = step_result(action)

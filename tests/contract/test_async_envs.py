@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from envmgr import create_env_manager
+from envmgr.env.async_env import as_blocking
 from envmgr.errors import (
     EnvCrash,
     EnvProtocolError,
@@ -448,6 +449,36 @@ def test_what_async_envs_cannot_do() -> None:
         pytest.raises(EnvRaised, match="async envs are not taken"),
     ):
         manager.enable_save_replay("videos")
+
+
+# -- functions, trials ----------------------------------------------------------------------------
+
+
+def take_steps(env: Any) -> list[float]:
+    """Step an env in its worker as one that is not async."""
+    env = as_blocking(env)
+    env.reset()
+    return [env.step(k).reward for k in range(3)]
+
+
+async def await_steps(env: Any) -> float:
+    """Step an env in its worker."""
+    await env.reset()
+    return float((await env.step(4))[1])
+
+
+@pytest.mark.parametrize("env", [Plain, Gym, Seeded])
+def test_functions_that_are_run_on_async_envs(env: Any) -> None:
+    with make(env, 3, num_workers=1) as manager:
+        assert manager.apply(take_steps) == [[0.0, 1.0, 2.0]] * 3
+        assert manager.apply(await_steps) == [4.0] * 3
+        assert len(step_all(manager)) == 3
+
+
+def test_auto_shares_the_envs_among_as_many_workers_as_there_are_cores() -> None:
+    with make(Plain, 6, num_workers="auto", worker_affinity=[[0]]) as manager:
+        assert manager.stats()["num_workers"] == 1
+        assert "async" in manager.stats()["calibration"]["reason"]
 
 
 # -- checks ----------------------------------------------------------------------------------------
