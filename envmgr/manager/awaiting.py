@@ -142,6 +142,11 @@ def signal_here() -> Signal:
     Raises:
         RuntimeError: no coroutine does.
     """
-    if "trio" in sys.modules and sys.modules["sniffio"].current_async_library() == "trio":
-        return TrioSignal()
-    return AsyncioSignal()
+    trio, sniffio = sys.modules.get("trio"), sys.modules.get("sniffio")
+    if trio is None:
+        return AsyncioSignal()
+    if sniffio is not None:  # trio has brought it; either may run as a guest of the other
+        is_trio = sniffio.current_async_library() == "trio"
+    else:
+        is_trio = trio.lowlevel.in_trio_run()
+    return TrioSignal() if is_trio else AsyncioSignal()
