@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from envmgr.errors import (
     SlotBusyError,
     WrongLoopError,
 )
+from envmgr.manager.awaiting import Signal, signal_here
 from envmgr.manager.threads import CLOSING, in_thread
 from envmgr.outcomes import Outcome
 from envmgr.transport.base import NOTICE_S
@@ -64,31 +64,6 @@ class _ThreadSignal:
             if seconds <= 0.0:
                 return False
         return True
-
-
-class _LoopSignal:
-    """Tells one coroutine of something, once.
-
-    Args:
-        loop: where it runs.
-    """
-
-    __slots__ = ("_loop", "future")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.future: asyncio.Future[None] = loop.create_future()
-
-    def tell(self) -> None:
-        """Wake the coroutine; from any thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._set)
-        except RuntimeError:  # the loop was closed: nobody waits any more
-            return
-
-    def _set(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
 
 
 class _Slot:
@@ -282,9 +257,7 @@ class Slot(_Slot):
 class AsyncSlot(_Slot):
     """An env that is leased to one coroutine; its attributes are those of a `Slot`."""
 
-    def __init__(
-        self, lease: Lease, owner: Owner, tenancy: Tenancy, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, lease: Lease, owner: Owner, tenancy: Tenancy, loop: Any) -> None:
         super().__init__(lease, owner, tenancy)
         self._loop = loop
 
@@ -318,20 +291,20 @@ class AsyncSlot(_Slot):
         timestep: EnvTimestep = await self._call(signal, _step(signal, action, timeout_s))
         return timestep
 
-    def _signal(self) -> _LoopSignal:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
+    def _signal(self) -> Signal:
+        signal = signal_here()
+        if signal.loop is not self._loop:
             raise WrongLoopError(
                 f"env {self.env_id} is leased to a coroutine of another event loop. Take a lease "
                 "in this one. Nothing was sent to it."
             )
-        return _LoopSignal(loop)
+        return signal
 
-    async def _call(self, signal: _LoopSignal, call: SlotCall) -> Any:
+    async def _call(self, signal: Signal, call: SlotCall) -> Any:
         self._begin()
         try:
             self._send(call)
-            await signal.future
+            await signal.wait()
         except BaseException:  # also when a loop that has ended lets go of it
             self._abandon(call)
             raise
@@ -386,20 +359,16 @@ class Lease:
 
     async def __aenter__(self) -> AsyncSlot:
         """As `__enter__`, without blocking the event loop; who is cancelled in it has no env."""
-        loop = asyncio.get_running_loop()
-        signal = _LoopSignal(loop)
+        signal = signal_here()
         owner, tenancy = self._ask(signal)
         try:
-            patience_s = self._patience_s
-            limit_s = None if math.isinf(patience_s) else patience_s
-            await asyncio.wait((signal.future,), timeout=limit_s)
-            if not signal.future.done():
+            if not await signal.wait(self._patience_s):
                 self._refuse_late()
             _refuse_without(tenancy)
         except BaseException:
             self._give_back()
             raise
-        return AsyncSlot(self, owner, tenancy, loop)
+        return AsyncSlot(self, owner, tenancy, signal.loop)
 
     async def __aexit__(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
 import os
@@ -931,11 +930,8 @@ class EnvManager:
         if not self._running.is_launched:
             self._runs_envs_in_owner = not self._transport_cls.works_alone
             close = partial(self.close, 0.0)
-            try:
-                await in_thread(self.launch, LAUNCHING, close)
-            except asyncio.CancelledError:
-                await in_thread(close, CLOSING)  # it may have come before there was anything
-                raise
+            # Once more at last: the first time it may have come before there was anything.
+            await in_thread(self.launch, LAUNCHING, close, at_last=close)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

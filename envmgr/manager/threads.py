@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from envmgr.manager.awaiting import signal_here
 from envmgr.transport.process.threads import thread_name
 
 T = TypeVar("T")
@@ -17,18 +17,16 @@ LAUNCHING = thread_name("launching")
 
 
 class _Job:
-    """Something that a thread does for a coroutine.
+    """Something that a thread does for the coroutine that makes this.
 
     Args:
         function: does it.
-        loop: of the coroutine.
     """
 
-    def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
-        self._loop = loop
         self.undo: Callable[[], None] | None = None  # if nobody awaits it any more
-        self.done: asyncio.Future[None] = loop.create_future()
+        self.done = signal_here()
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -40,24 +38,7 @@ class _Job:
             self.error = error
         if self.undo is not None and self.error is None:
             self.undo()
-        try:
-            self._loop.call_soon_threadsafe(self._set)
-        except RuntimeError:  # the loop was closed
-            return
-
-    def _set(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
-    async def finished(self) -> asyncio.CancelledError | None:
-        """Wait until it is done, however often that is cancelled; return the last such wish."""
-        cancelled = None
-        while not self.done.done():
-            try:
-                await asyncio.shield(self.done)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        return cancelled
+        self.done.tell()
 
     def outcome(self) -> Any:
         """Return what it gave, or raise what it raised."""
@@ -67,7 +48,11 @@ class _Job:
 
 
 async def in_thread(
-    function: Callable[[], T], name: str, on_cancel: Callable[[], None] | None = None
+    function: Callable[[], T],
+    name: str,
+    on_cancel: Callable[[], None] | None = None,
+    *,
+    at_last: Callable[[], None] | None = None,
 ) -> T:
     """Do something in a thread of its own, and wait until it is done.
 
@@ -77,25 +62,29 @@ async def in_thread(
         function: what.
         name: of the thread.
         on_cancel: called, in another thread, when the wait is cancelled: has it end sooner.
+        at_last: called likewise when it is done, if the wait was cancelled.
     """
-    job = _Job(function, asyncio.get_running_loop())
+    job = _Job(function)
     thread = threading.Thread(target=job.run, name=name, daemon=True)
     thread.start()
-    cancelled: asyncio.CancelledError | None = None
-    try:
-        await asyncio.shield(job.done)
-    except asyncio.CancelledError as error:
-        cancelled = error
-        if on_cancel is not None:
-            hurrying = _Job(on_cancel, asyncio.get_running_loop())
-            threading.Thread(target=hurrying.run, name=name, daemon=True).start()
-            await hurrying.finished()
-        await job.finished()
+    cancelled = await job.done.until_cancelled()
+    if cancelled is not None:
+        await _hurry(on_cancel, name)
+        await job.done.wait_through()
+        await _hurry(at_last, name)
     thread.join()  # it has nothing more to do
     if cancelled is not None:
         raise cancelled
     result: T = job.outcome()
     return result
+
+
+async def _hurry(function: Callable[[], None] | None, name: str) -> None:
+    """Do something in a thread of its own for who was cancelled, and wait until it is done."""
+    if function is not None:
+        job = _Job(function)
+        threading.Thread(target=job.run, name=name, daemon=True).start()
+        await job.done.wait_through()
 
 
 class CallThread:
@@ -124,21 +113,21 @@ class CallThread:
                 target=self._serve, name=thread_name("calls of coroutines"), daemon=True
             )
             self._thread.start()
-        job = _Job(call, asyncio.get_running_loop())
+        job = _Job(call)
         self._jobs.put(job)
         try:
-            await asyncio.shield(job.done)
+            cancelled = await job.done.until_cancelled()
         except GeneratorExit:  # the loop has ended: nobody can wait
             job.undo = undo
             abandon()
             raise
-        except asyncio.CancelledError:
-            if not job.done.done():
+        if cancelled is not None:
+            if not job.done.is_told:
                 abandon()
-                await job.finished()
+                await job.done.wait_through()
             if job.error is None:
                 undo()
-            raise
+            raise cancelled
         result: T = job.outcome()
         return result
 

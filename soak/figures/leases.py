@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from figures import Figure
-from tests.contract.cancelled import Wrong, cancel_everywhere, cancel_launch_and_close
+from tests.contract.cancelled import (
+    ASYNCIO,
+    TRIO,
+    Library,
+    Wrong,
+    cancel_everywhere,
+    cancel_launch_and_close,
+)
 from tests.contract.leased_stress import stress
 
 N_THREADS = 64
@@ -29,8 +36,10 @@ def measure(quick: bool) -> Sequence[Figure]:
     return [
         by_threads("a worker for each env", n_steps, {}, faults=0.002),
         by_threads(f"{_WORKERS} workers", n_steps, {"num_workers": _WORKERS}, faults=0.0005),
-        *(cancelled(kind, n_points) for kind in _KINDS),
-        *(cancelled_launches(kind, n_launches) for kind in ("base", "subprocess")),
+        *(cancelled(kind, n_points, ASYNCIO) for kind in _KINDS),
+        *(cancelled(kind, n_points, TRIO) for kind in ("base", "subprocess")),
+        *(cancelled_launches(kind, n_launches, ASYNCIO) for kind in ("base", "subprocess")),
+        cancelled_launches("subprocess", n_launches, TRIO),
     ]
 
 
@@ -55,26 +64,30 @@ def by_threads(title: str, n_steps: int, cfg: dict[str, Any], *, faults: float) 
     )
 
 
-def cancelled(kind: str, n_points: int) -> Figure:
+def cancelled(kind: str, n_points: int, library: Library) -> Figure:
     """Cancel what may be awaited of leases and of calls for batches."""
-    n_different, wrong = cancel_everywhere({"type": kind}, most=n_points)
+    n_different, wrong = cancel_everywhere({"type": kind}, most=n_points, library=library)
     return Figure(
-        f"{kind}: cancelled at each await of leases and of calls for batches",
+        f"{kind}{_in(library)}: cancelled at each await of leases and of calls for batches",
         f"{len(wrong)} of {n_points:,} cancellations at {n_different} points{_first(wrong)}",
         "0 lost, leaked, wedged",
         not wrong,
     )
 
 
-def cancelled_launches(kind: str, n_points: int) -> Figure:
+def cancelled_launches(kind: str, n_points: int, library: Library) -> Figure:
     """Cancel what launches a manager and closes it."""
-    wrong = cancel_launch_and_close({"type": kind}, most=n_points)
+    wrong = cancel_launch_and_close({"type": kind}, most=n_points, library=library)
     return Figure(
-        f"{kind}: cancelled at each await of a launch, a lease and a close",
+        f"{kind}{_in(library)}: cancelled at each await of a launch, a lease and a close",
         f"{len(wrong)} of {n_points:,} cancellations{_first(wrong)}",
         "0 not closed",
         not wrong,
     )
+
+
+def _in(library: Library) -> str:
+    return " in trio" if library is TRIO else ""
 
 
 def _first(wrong: Sequence[str | Wrong]) -> str:

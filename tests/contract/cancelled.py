@@ -9,6 +9,8 @@ import random
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, NamedTuple
 
+import trio
+
 from envmgr import create_env_manager
 from envmgr.errors import LeaseTimeoutError
 from tests.contract.leased import END, RAISE, Told
@@ -94,6 +96,60 @@ async def cancelled_at(use: Use, manager: Any, point: int, moment: str) -> bool:
     return reached
 
 
+async def cancelled_in_trio(use: Use, manager: Any, point: int, moment: str) -> bool:
+    """As `cancelled_at`, where trio runs the coroutine; what is cancelled there stays cancelled."""
+    reached = False
+
+    async def later() -> None:
+        await trio.sleep(0.0 if moment == AT_ONCE else random.uniform(0.0, _LATEST_S))
+        scope.cancel()
+
+    def on_wait(n_waits: int, awaited: Any) -> None:
+        nonlocal reached
+        if n_waits == point:
+            reached = True
+            trio.lowlevel.spawn_system_task(later)
+
+    with trio.CancelScope() as scope:
+        await Counted(use(manager), on_wait)
+    return reached
+
+
+class Library(NamedTuple):
+    """What runs coroutines.
+
+    Attributes:
+        run: runs one to its end.
+        within: awaits one for so many seconds at most.
+        cancelled_at: see that.
+        moments: those of MOMENTS that it knows.
+    """
+
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    within: Callable[[Coroutine[Any, Any, Any], float], Coroutine[Any, Any, Any]]
+    cancelled_at: Callable[[Use, Any, int, str], Coroutine[Any, Any, bool]]
+    moments: tuple[str, ...]
+
+
+def _run_in_trio(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    async def main() -> Any:
+        return await coroutine
+
+    return trio.run(main)
+
+
+async def _within_in_trio(coroutine: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    try:
+        with trio.fail_after(seconds):
+            return await coroutine
+    except trio.TooSlowError:
+        raise TimeoutError from None
+
+
+ASYNCIO = Library(asyncio.run, asyncio.wait_for, cancelled_at, MOMENTS)
+TRIO = Library(_run_in_trio, _within_in_trio, cancelled_in_trio, (AT_ONCE, LATER))
+
+
 # -- what is done, and what holds after it ---------------------------------------------------------
 
 
@@ -168,6 +224,7 @@ def cancel_everywhere(
     most: int,
     env_num: int = 2,
     uses: Sequence[Use] = (use_all, use_failing),
+    library: Library = ASYNCIO,
 ) -> tuple[int, list[Wrong]]:
     """Cancel coroutines at each of their awaits in turn, in each moment, and look at the manager.
 
@@ -176,6 +233,7 @@ def cancel_everywhere(
         most: how many points; once all were cancelled they are begun anew.
         env_num: how many envs.
         uses: what is done with the manager.
+        library: runs the coroutines.
 
     Returns:
         How many different points there are, and what was wrong.
@@ -185,20 +243,22 @@ def cancel_everywhere(
     keys = {"max_failures": 10**6, "max_failures_total": 10**6, "retry_waiting_time": 0.0}
 
     async def at(use: Use, point: int, moment: str) -> bool:
-        reached = await asyncio.wait_for(cancelled_at(use, manager, point, moment), PATIENCE_S)
-        if what := await asyncio.wait_for(look(manager), PATIENCE_S):
+        reached = await library.within(
+            library.cancelled_at(use, manager, point, moment), PATIENCE_S
+        )
+        if what := await library.within(look(manager), PATIENCE_S):
             wrong.append(Wrong(point, moment, what))
         return reached
 
     with create_env_manager({**cfg, **keys}, env_fn=[Told] * env_num) as manager:
         n_points = 0
-        for use, moment in itertools.cycle(itertools.product(uses, MOMENTS)):
+        for use, moment in itertools.cycle(itertools.product(uses, library.moments)):
             for point in itertools.count(1):
                 n_points += 1
                 if n_points > most:
                     return len(seen), wrong
                 try:
-                    if not asyncio.run(at(use, point, moment)):
+                    if not library.run(at(use, point, moment)):
                         break
                 except TimeoutError:
                     wrong.append(Wrong(point, moment, "it waits for ever"))
@@ -206,7 +266,9 @@ def cancel_everywhere(
     raise AssertionError("the cycle has an end")
 
 
-def cancel_launch_and_close(cfg: dict[str, Any], most: int, env_num: int = 2) -> list[Wrong]:
+def cancel_launch_and_close(
+    cfg: dict[str, Any], most: int, env_num: int = 2, library: Library = ASYNCIO
+) -> list[Wrong]:
     """Cancel a coroutine that launches a manager, leases an env and closes it, at each await."""
     wrong: list[Wrong] = []
 
@@ -218,18 +280,20 @@ def cancel_launch_and_close(cfg: dict[str, Any], most: int, env_num: int = 2) ->
     async def at(point: int, moment: str) -> bool:
         manager = create_env_manager(cfg, env_fn=[Told] * env_num)
         try:
-            return await asyncio.wait_for(cancelled_at(use, manager, point, moment), PATIENCE_S)
+            return await library.within(
+                library.cancelled_at(use, manager, point, moment), PATIENCE_S
+            )
         finally:
             if not manager.closed:
                 wrong.append(Wrong(point, moment, "it is not closed"))
                 manager.close()
 
     n_points = 0
-    for moment in itertools.cycle(MOMENTS):
+    for moment in itertools.cycle(library.moments):
         for point in itertools.count(1):
             n_points += 1
             if n_points > most:
                 return wrong
-            if not asyncio.run(at(point, moment)):
+            if not library.run(at(point, moment)):
                 break
     raise AssertionError("the cycle has an end")
