@@ -175,6 +175,32 @@ class SessionEnv(CalledEnv):
             return pickled(Answer(error=TypeError(f"the state cannot be pickled: {error}")))
 
 
+class ToolEnv(CalledEnv):
+    """Runs an env with tools for one rollout after another.
+
+    What a tool raises is for the model. What the reset or the reward raises is a failure of it.
+    """
+
+    def reset(self, call: MethodCall | None = None) -> Answer:
+        """Begin an episode."""
+        answer = super().reset(call)
+        answer.result()
+        return answer
+
+    def step(self, action: MethodCall) -> EnvTimestep:
+        """Make a call."""
+        timestep = super().step(action)
+        if action.ends:
+            timestep.obs.result()
+        return timestep
+
+    def made(self, call: MethodCall) -> Any:
+        """Make a call; an env without `get_reward` has no reward."""
+        if call.method == "get_reward" and not hasattr(self._called, "get_reward"):
+            return None
+        return super().made(call)
+
+
 async def _await(value: Any) -> Any:
     return await value
 

@@ -1,7 +1,8 @@
 """A manager as the `environment_factory` of TRL's trainers.
 
-TRL makes an object for each rollout, resets it for each of its tasks, hands its public methods to the model
-as tools, and never closes it. Here such an object leases an env from its reset until its reward is known.
+TRL makes an object for each rollout, resets it for each of its tasks, hands its public methods to
+the model as tools, and never closes it. Here such an object leases an env from its reset until its
+reward is known.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from envmgr.adapters.method_calls import Answer, CalledEnv, MethodCall
+from envmgr.adapters.method_calls import Answer, MethodCall, ToolEnv
 from envmgr.errors import ConfigError, EnvFailure, EnvManagerError, EnvNotReadyError
 from envmgr.manager import EnvManager
 from envmgr.manager.leases import Lease, Slot
 from envmgr.outcomes import Outcome, failure_in
 
 __all__ = ["as_trl", "tool_env"]
+
+_RESERVED = frozenset({"get_reward", "outcome", "reset"})
+"""What objects for TRL have besides tools."""
 
 
 def tool_env(build: Callable[[], Any]) -> Callable[[], Any]:
@@ -35,7 +39,7 @@ def tool_env(build: Callable[[], Any]) -> Callable[[], Any]:
         raise ConfigError(
             f"tool_env should be given a class or a function that gives an env, not {build!r}"
         )
-    return functools.partial(_ToolEnv, build)
+    return functools.partial(ToolEnv, build)
 
 
 def as_trl(
@@ -52,9 +56,9 @@ def as_trl(
     the env crashes or hangs, `get_reward` gives None, and TRL leaves the rollout out.
 
     Args:
-        manager: of envs by `tool_env`; it is launched at the first reset, if it is not. Or a function
-            without arguments that gives one, which a trainer needs that runs rollouts in another
-            process (`AsyncGRPOTrainer`).
+        manager: of envs by `tool_env`; it is launched at the first reset, if it is not. Or a
+            function without arguments that gives one, which a trainer needs that runs rollouts in
+            another process (`AsyncGRPOTrainer`).
         tools: methods of the env's class, with annotations and docstrings as TRL wants them.
         acquire_timeout_s: how long a reset waits for a free env; None for ever.
         episode_timeout_s: the limit of a rollout, from its reset.
@@ -67,7 +71,10 @@ def as_trl(
             "as_trl should be given a manager, or a function that gives one, it was given "
             f"{manager!r}"
         )
-    return _Factory(manager, _checked(tools), acquire_timeout_s, episode_timeout_s)
+    checked = _checked(tools)
+    if isinstance(manager, EnvManager):
+        _refuse_others(manager, checked)
+    return _Factory(manager, checked, acquire_timeout_s, episode_timeout_s)
 
 
 def _checked(tools: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
@@ -90,10 +97,10 @@ def _checked(tools: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
                 f"tools should be methods of the env's class, such as [Terminal.run], and one is "
                 f"{tool!r}"
             )
-        if name.startswith("_") or name in ("reset", "get_reward") or name in names:
+        if name.startswith("_") or name in _RESERVED or name in names:
             raise ConfigError(
-                f"{name} cannot be a tool: a tool is a public method, given once, and TRL calls "
-                "reset and get_reward itself"
+                f"{name} cannot be a tool: a tool is a public method, given once, and "
+                f"{', '.join(sorted(_RESERVED))} are none"
             )
         bare = [
             parameter.name
@@ -103,27 +110,32 @@ def _checked(tools: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
         if bare or not inspect.getdoc(tool):
             lacks = f"no annotation of {', '.join(bare)}" if bare else "no docstring"
             raise ConfigError(
-                f"the tool {name} has {lacks}: TRL tells the model of a tool by its annotations and "
-                "its docstring, with a section Args"
+                f"the tool {name} has {lacks}: TRL tells the model of a tool by its annotations "
+                "and its docstring, with a section Args"
             )
         names.append(name)
     return functions
 
 
-class _ToolEnv(CalledEnv):
-    """Runs an env with tools in a worker, for one rollout after another."""
+def _refuse_others(manager: EnvManager, tools: Sequence[Callable[..., Any]]) -> None:
+    """Refuse a manager whose envs cannot be called, or lack a tool.
 
-    def made(self, call: MethodCall) -> Any:
-        """Make a call; an env without `get_reward` has none."""
-        if call.method == "get_reward" and not hasattr(self._called, "get_reward"):
-            return None
-        return super().made(call)
-
-    def reset(self, call: MethodCall | None = None) -> Answer:
-        """Begin an episode; what the env raises there is a failure of it."""
-        answer = super().reset(call)
-        answer.result()
-        return answer
+    Raises:
+        ConfigError: it is such.
+    """
+    for build in manager._env_fn:
+        if not isinstance(build, functools.partial) or build.func is not ToolEnv:
+            raise ConfigError(
+                f"the envs of {manager!r} take actions and no calls of tools: make the manager of "
+                "tool_env(Terminal), where Terminal is the env's class"
+            )
+        called = build.args[0]
+        lacking = [tool.__name__ for tool in tools if not hasattr(called, tool.__name__)]
+        if inspect.isclass(called) and lacking:
+            raise ConfigError(
+                f"{called.__name__} has no method {', '.join(lacking)}: give methods of the class "
+                "that the manager was made of"
+            )
 
 
 class _Factory:
@@ -140,7 +152,7 @@ class _Factory:
         self._tools = tools
         self._limits = (acquire_s, episode_s)
         self._lock = threading.Lock()
-        self._manager: EnvManager | None = source if isinstance(source, EnvManager) else None
+        self._manager: EnvManager | None = None  # until it is launched
         self._class = _class_of(tools, self)
 
     def __call__(self) -> Any:
@@ -151,12 +163,14 @@ class _Factory:
         """Return a lease of one env; launch the manager if it is not."""
         acquire_s, episode_s = self._limits
         with self._lock:
-            if self._manager is None and not isinstance(self._source, EnvManager):
-                self._manager = self._source()
-            manager = self._manager
-            if manager.closed:
-                manager.launch()
-        return manager.lease(acquire_timeout_s=acquire_s, episode_timeout_s=episode_s)
+            if self._manager is None:
+                source = self._source
+                manager = source if isinstance(source, EnvManager) else source()
+                _refuse_others(manager, self._tools)
+                if manager.closed:
+                    manager.launch()
+                self._manager = manager
+        return self._manager.lease(acquire_timeout_s=acquire_s, episode_timeout_s=episode_s)
 
     def __reduce__(self) -> Any:
         """Go to another process, which makes a manager of its own."""
@@ -212,7 +226,8 @@ class _Rollout:
         """End the rollout.
 
         Returns:
-            What the env's `get_reward` gives; None if the env has failed in this rollout, or in this.
+            What the env's `get_reward` gives; None if it has none, and if the env has failed in
+            this rollout.
         """
         with self._calling:
             if self._slot is not None:
