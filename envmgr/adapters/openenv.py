@@ -326,8 +326,12 @@ class _Isolated(Environment):  # type: ignore[misc]
             yield
         except BaseException as error:
             if self._slot is not None and self._slot.env_id == slot.env_id:
-                if isinstance(error, EnvFailure) or not isinstance(error, Exception):
+                if isinstance(error, EnvFailure):
                     self._failure, self._is_over = error, True
+                elif not isinstance(error, Exception):  # cancelled: the reset takes another env
+                    self._is_over = False
+                    self.close()
+                    self._failure = error
                 elif isinstance(error, (ManagerClosedError, FailuresExhaustedError)):
                     self.close()
             raise

@@ -82,3 +82,10 @@ class AsyncTalk(Talk):
         raise AssertionError("the coroutine is there for this")
 
     step = reset
+
+
+class Terse(Talk):
+    """Takes nothing but actions."""
+
+    def step(self, action: Say) -> Said:  # type: ignore[override]
+        return super().step(action)
