@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 # Before anything imports them. TRL brings pyarrow, whose allocator starts a thread when it is
@@ -9,3 +10,9 @@ import os
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+with contextlib.suppress(ImportError):
+    import tqdm
+
+    tqdm.tqdm.monitor_interval = 0  # no thread that outlives a test ...
+    tqdm.tqdm.get_lock()  # ... and what stays is there before the first one
