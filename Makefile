@@ -87,6 +87,7 @@ test-ray: $(RAY_VENV)/.ray  ## run the tests that need a Ray cluster, which they
 test-agents: $(AGENTS_VENV)/.agents  ## run the tests of the adapters for OpenEnv and TRL, with both
 	@echo "==> running the tests with OpenEnv and TRL with $$($(AGENTS_VENV)/bin/python --version)"
 	@$(AGENTS_VENV)/bin/python -m pytest -W default tests/frameworks $(ARGS)
+	@$(AGENTS_VENV)/bin/python -m pytest -W default tests/docs -k rollouts
 
 test-trainers: $(VENV)/.core  ## run trainers' own tests on envmgr; SUITES=DIR has checkouts (DIR/gymnasium ...)
 	@$(VENV)/bin/python tests/trainers/run.py --suites $(SUITES) --venvs .venv-trainers --torch '$(TORCH)' $(ARGS)
