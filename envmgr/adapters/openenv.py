@@ -76,7 +76,7 @@ def isolated(
     sessions share one manager, which is launched when it is needed first.
 
     Args:
-        environment: a subclass of `openenv.core.env_server.interfaces.Environment`, or a
+        environment: a subclass of OpenEnv's `Environment`, or a
             `functools.partial` of one, with its arguments.
         env_num: how many sessions there can be at once.
         acquire_timeout_s: how long a session waits for a free env; None for ever.

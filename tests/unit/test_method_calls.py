@@ -113,22 +113,32 @@ def test_a_session_has_rewards_ends_and_states() -> None:
     env.close()
 
 
-def test_a_state_that_cannot_be_told_costs_nobody_a_step() -> None:
-    for state, error in ((None, TypeError), (ValueError("none yet"), ValueError)):
+class Unknown(Thing):
+    """Cannot say its state."""
 
-        class Shy(Thing):
-            @property
-            def state(self, state: Any = state) -> Any:
-                if isinstance(state, Exception):
-                    raise state
-                return threading.Lock()
+    @property
+    def state(self) -> Any:
+        raise ValueError("none yet")
 
-        env = SessionEnv(Shy)
-        timestep = env.step(MethodCall("ask"))
-        assert timestep.obs.result()[0] >= 1
-        with pytest.raises(error):
-            pickle.loads(timestep.obs.state).result()
-        env.close()
+
+class Unsendable(Thing):
+    """Has a state that no other process can read."""
+
+    @property
+    def state(self) -> Any:
+        return threading.Lock()
+
+
+@pytest.mark.parametrize(("thing", "error"), [(Unknown, ValueError), (Unsendable, TypeError)])
+def test_a_state_that_cannot_be_told_costs_nobody_a_step(
+    thing: type[Thing], error: type[Exception]
+) -> None:
+    env = SessionEnv(thing)
+    timestep = env.step(MethodCall("ask"))
+    assert timestep.obs.result()[1:] == ((), {})
+    with pytest.raises(error):
+        pickle.loads(timestep.obs.state).result()
+    env.close()
 
 
 def test_tools_keep_their_object_and_end_with_the_reward() -> None:
