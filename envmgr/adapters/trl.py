@@ -236,8 +236,7 @@ class _Rollout:
                     answer = self._step(MethodCall("get_reward", ends=True))
                 if self._slot is not None:
                     self._end(self._slot.episode_outcome)
-                completed = self._outcome is not None and self._outcome.is_completed
-                if answer is not None and completed:
+                if answer is not None:
                     self._reward = answer.result()
             return self._reward
 
