@@ -31,6 +31,8 @@ OLDEST_PYTHON = 3.10
 OLDEST = numpy==1.26.* gymnasium==1.0.*
 
 RAY_VENV ?= .venv-ray
+# OpenEnv and TRL, which bring a hundred packages.
+AGENTS_VENV ?= .venv-agents
 BENCH_VENV ?= .venv-bench
 # DI-engine needs numpy below 2, and so an environment of its own.
 BENCH_DING_VENV = $(BENCH_VENV)-ding
@@ -47,7 +49,7 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 # `pip install -e .` compiles envmgr/_hot.c, where there is a compiler.
 REQUIREMENTS = setup.cfg pyproject.toml setup.py envmgr/_hot.c
 
-.PHONY: help venv demo demo-cluster test test-pure asan test-ray test-trainers test-envs docs site dist bench soak scoreboard test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo demo-cluster test test-pure asan test-ray test-agents test-trainers test-envs docs site dist bench soak scoreboard test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -81,6 +83,11 @@ asan: $(VENV)/.test-$(V2)  ## run the tests of envmgr/_hot.c under sanitizers of
 test-ray: $(RAY_VENV)/.ray  ## run the tests that need a Ray cluster, which they start on this machine
 	@echo "==> running the tests over Ray with $$($(RAY_VENV)/bin/python --version)"
 	@$(RAY_VENV)/bin/python -m pytest tests/contract/test_ray.py $(ARGS)
+
+test-agents: $(AGENTS_VENV)/.agents  ## run the tests of the adapters for OpenEnv and TRL, with both
+	@echo "==> running the tests with OpenEnv and TRL with $$($(AGENTS_VENV)/bin/python --version)"
+	@$(AGENTS_VENV)/bin/python -m pytest -W default tests/frameworks $(ARGS)
+	@$(AGENTS_VENV)/bin/python -m pytest -W default tests/docs -k rollouts
 
 test-trainers: $(VENV)/.core  ## run trainers' own tests on envmgr; SUITES=DIR has checkouts (DIR/gymnasium ...)
 	@$(VENV)/bin/python tests/trainers/run.py --suites $(SUITES) --venvs .venv-trainers --torch '$(TORCH)' $(ARGS)
@@ -165,7 +172,7 @@ clean:  ## remove caches and build outputs
 
 distclean: clean  ## remove the virtual environments as well
 	@echo "==> removing virtual environments"
-	@rm -rf .venv .venv-3.* $(SITE_VENV) $(ENVS_VENV) $(RAY_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) $(DIST_VENV) .venv-trainers .venv-suites
+	@rm -rf .venv .venv-3.* $(SITE_VENV) $(ENVS_VENV) $(RAY_VENV) $(AGENTS_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) $(DIST_VENV) .venv-trainers .venv-suites
 
 # The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
 
@@ -213,6 +220,14 @@ $(RAY_VENV)/.ray: $(REQUIREMENTS)
 	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) $(RAY_VENV)/.made
 	@echo "==> installing envmgr with the extras test and ray into $(RAY_VENV)"
 	@$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check -qq --editable '.[test,ray]'
+	@touch $@
+
+# PyTorch comes first, on its own, as above.
+$(AGENTS_VENV)/.agents: $(REQUIREMENTS)
+	@$(MAKE) --no-print-directory VENV=$(AGENTS_VENV) $(AGENTS_VENV)/.made
+	@echo "==> installing envmgr with the extras test, openenv and trl into $(AGENTS_VENV)"
+	@$(AGENTS_VENV)/bin/python -m pip install --disable-pip-version-check -qq $(TORCH)
+	@$(AGENTS_VENV)/bin/python -m pip install --disable-pip-version-check -qq --editable '.[test,openenv,trl]'
 	@touch $@
 
 $(SITE_VENV)/.site: $(REQUIREMENTS)

@@ -63,7 +63,8 @@ def pytest_collection(session: pytest.Session) -> None:
     share = getattr(config, "workerinput", None)
     if share is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
-    modules = [p for p in sorted(_TESTS.glob("*/test_*.py")) if p.parent.name != "trainers"]
+    apart = ("trainers", "frameworks")
+    modules = [p for p in sorted(_TESTS.glob("*/test_*.py")) if p.parent.name not in apart]
     for path in modules[int(share["workerid"][2:]) :: share["workercount"]]:
         # What it raises it raises again where it is collected.
         with contextlib.suppress(Exception, pytest.skip.Exception):

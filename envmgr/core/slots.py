@@ -481,6 +481,7 @@ class Slots:
                 raised=_ended(env_id),
             )
         env, supervisor = self._table.envs[env_id], self._supervisor
+        self._table.use_up_params((env_id,))
         del self._tenants[env_id]
         if tenancy.fatal is not None:
             supervisor.repair.raise_later(tenancy.fatal)
@@ -765,6 +766,8 @@ class Slots:
             self._find_fatal()
             tenancy.fatal = None
         self._limits.own.pop(env_id, None)
+        # What they were given for is over: the repair, and whoever comes next, resets without.
+        self._table.use_up_params((env_id,))
         self._end_call(tenancy, call, failure)
 
     def _late(self, env: ManagedEnv, limit: tuple[float, str]) -> EnvFailure:

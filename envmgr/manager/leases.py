@@ -73,13 +73,16 @@ class _Slot:
         lease: which gave it; the env is given back when nobody refers to either any more.
         owner: the thread that owns its engine.
         tenancy: what is known of the lease.
+        busy: held during a call; of another slot of this lease, if there is one.
     """
 
-    def __init__(self, lease: Lease, owner: Owner, tenancy: Tenancy) -> None:
+    def __init__(
+        self, lease: Lease, owner: Owner, tenancy: Tenancy, busy: threading.Lock | None = None
+    ) -> None:
         self._lease = lease
         self._owner = owner
         self._tenancy = tenancy
-        self._busy = threading.Lock()
+        self._busy = busy or threading.Lock()
 
     @property
     def env_id(self) -> int:
@@ -96,6 +99,15 @@ class _Slot:
     def episode_outcome(self) -> Outcome | Any:
         """What has become of the episode: None while it runs, or if it was left for another."""
         return self._tenancy.episode_outcome
+
+    def for_thread(self) -> Slot:
+        """Return the same env for threads, as `with` gives it; still for one call at a time."""
+        return Slot(self._lease, self._owner, self._tenancy, self._busy)
+
+    def for_loop(self) -> AsyncSlot:
+        """Return the same env for coroutines of the running loop, as `async with` gives it."""
+        loop = signal_here().loop
+        return AsyncSlot(self._lease, self._owner, self._tenancy, loop, self._busy)
 
     def _begin(self) -> None:
         """Let one call in.
@@ -257,8 +269,15 @@ class Slot(_Slot):
 class AsyncSlot(_Slot):
     """An env that is leased to one coroutine; its attributes are those of a `Slot`."""
 
-    def __init__(self, lease: Lease, owner: Owner, tenancy: Tenancy, loop: Any) -> None:
-        super().__init__(lease, owner, tenancy)
+    def __init__(
+        self,
+        lease: Lease,
+        owner: Owner,
+        tenancy: Tenancy,
+        loop: Any,
+        busy: threading.Lock | None = None,
+    ) -> None:
+        super().__init__(lease, owner, tenancy, busy)
         self._loop = loop
 
     async def reset(

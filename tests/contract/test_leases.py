@@ -649,3 +649,16 @@ def test_a_killed_worker_is_replaced_behind_its_lease() -> None:
         assert env.outcome.status is OutcomeStatus.FAILED, "it was not sent"
         play(env, 2)
     assert SLOW_S < PATIENCE_S
+
+
+@killable
+def test_the_options_of_a_reset_that_failed_are_gone_with_it(cfg: dict[str, Any]) -> None:
+    with make(cfg, env_num=1, max_retry=1) as manager:
+        with manager.lease() as env, pytest.raises(EnvTimeout):
+            env.reset(options={"hang": True}, timeout_s=0.3)
+        with manager.lease() as env:
+            assert env.reset()[1]["options"] == {}
+        with manager.lease() as env:
+            with pytest.raises(EnvTimeout):
+                env.reset(options={"hang": True}, timeout_s=0.3)
+            assert env.reset()[1]["options"] == {}

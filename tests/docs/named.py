@@ -415,6 +415,7 @@ _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _OF_ELSEWHERE = frozenset(
     {
         *("AsyncCollector", "DependencyNotInstalled", "GymWrapper", "ParallelEnv"),
+        *("AsyncGRPOTrainer", "GRPOTrainer", "create_app", "environment_factory"),
         *("O_ASYNC", "PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "SCHED_BATCH", "nohup"),
         *("PyThreadState_SetAsyncExc", "basicConfig", "set_forkserver_preload"),
         *("BROWSER", "LD_PRELOAD", "PYTHONWARNINGS", "WANDB_MODE", "XLA_FLAGS"),
