@@ -27,8 +27,8 @@ logger = logging.getLogger("envmgr")
 WARN_AFTER_S = 30.0
 """Who waits for a turn for so long is told of in the log, and again whenever as much has passed."""
 
-TURNS = frozenset((Next.BUILD, Next.RESET))
-"""What follows a turn."""
+_LABELS = {Next.BUILD: Phase.STARTING.label, Next.RESET: Phase.RESETTING.label}
+"""What may follow a turn."""
 
 
 class Starts:
@@ -86,7 +86,7 @@ class Starts:
         """Whether an env waits for its turn."""
         if env.env_id not in self._waiting or env.phase is not Phase.PAUSING:
             return False
-        return env.deadline == NEVER and env.follow_up in TURNS
+        return env.deadline == NEVER and env.follow_up in _LABELS
 
     def turn_of(self, env_id: int) -> float:
         """Return when an env that had to wait got its latest turn; of others, a moment long ago."""
@@ -185,7 +185,7 @@ class Starts:
                 "waiting for %g s or more (%s): %s. At it: %s.",
                 WARN_AFTER_S,
                 self._caps,
-                self._by_kind(late, lambda env: env.follow_up.value),
+                self._by_kind(late, lambda env: _LABELS[env.follow_up]),
                 self._by_kind(
                     self._table.phases.ids_in(Phase.STARTING)
                     + self._table.phases.ids_in(Phase.RESETTING),
