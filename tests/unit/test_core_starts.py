@@ -407,23 +407,25 @@ def test_so_many_envs_are_leased_at_a_time_in_order_of_asking() -> None:
 
 
 def test_the_limit_of_a_leased_reset_counts_from_its_turn() -> None:
-    rules = SlotRules(reset_s=5.0, episode_s=20.0)
-    of = Leases(launched(2, 1, deadlines=Deadlines(reset_s=5.0)), rules)
+    of = Leases(launched(2, 1), SlotRules(episode_s=20.0))
     first, second = of.lease(), of.lease()
-    calls = [of.call(tenancy, "reset", 5.0, seed=3) for tenancy in (first, second)]
+    limits = {first: None, second: 5.0}
+    calls = [of.call(tenancy, "reset", limit, seed=3) for tenancy, limit in limits.items()]
     assert waiting(of.rig) == [1]
-    of.rig.advance(4.0)
+    assert of.slots.until == float("inf"), "nothing has begun that could be late"
+    of.rig.advance(6.0)
     of.serve()
+    assert not calls[1].is_over
     of.rig.reset_done(0)
     of.rig.advance(4.0)
     of.serve()
     assert calls[0].is_over
-    assert not calls[1].is_over, "8 s after it was asked for, 4 after it has begun"
+    assert not calls[1].is_over, "10 s after it was asked for, 4 after it has begun"
     of.rig.reset_done(1)
     of.serve()
     assert calls[1].error is None
     assert second.episode_began_s == of.rig.clock() - 4.0
-    assert first.episode_began_s == of.rig.clock() - 8.0
+    assert first.episode_began_s == of.rig.clock() - 10.0
 
 
 def test_a_leased_reset_that_has_had_its_turn_has_its_limit() -> None:
