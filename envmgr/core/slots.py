@@ -359,6 +359,11 @@ class Slots:
         return max(call.began_s, turn_s)
 
     @property
+    def most(self) -> int | None:
+        """How many envs may be leased at one time; None: all."""
+        return self._rules.most
+
+    @property
     def counts(self) -> tuple[int, int]:
         """How many envs are leased, and how many leases wait; from any thread."""
         return len(self._tenants), sum(not one.is_over for one in self._waiting.copy())

@@ -81,7 +81,7 @@ def launch_in_time(rig: Rig, seconds: float) -> Busy:
     return busy
 
 
-# -- launch -----------------------------------------------------------------------------------------
+# -- launch ---------------------------------------------------------------------------------------
 
 
 def test_a_launch_builds_and_resets_so_many_at_a_time_in_order() -> None:
@@ -143,8 +143,8 @@ def test_a_launch_that_has_failed_gives_nobody_a_turn() -> None:
     rig = capped(3, 1)
     rig.transport.answer = Busy(rig, 1.0)
     began = rig.clock()
+    rig.transport.call_after(0.5, lambda: rig.transport.die(0))
     with rig.engine.calling, pytest.raises(LaunchError):
-        rig.transport.call_after(0.5, lambda: rig.transport.die(0))
         build_envs(rig.engine, same_spaces=True)
     assert len(rig.transport.hosts) == 1
     assert rig.clock() - began < 2.0, "nor does it wait for them"
@@ -161,7 +161,7 @@ def test_the_spaces_of_the_first_env_may_be_asked_for_before() -> None:
     assert set(rig.supervisor.table.env_states()) == {EnvState.INIT}
 
 
-# -- episodes ---------------------------------------------------------------------------------------
+# -- episodes -------------------------------------------------------------------------------------
 
 
 def test_episodes_that_end_together_begin_so_many_at_a_time() -> None:
@@ -388,7 +388,7 @@ def test_without_caps_there_is_nothing_to_ask() -> None:
     assert Rig(2, caps=StartCaps()).hosts.starts is None
 
 
-# -- leases -----------------------------------------------------------------------------------------
+# -- leases ---------------------------------------------------------------------------------------
 
 
 def test_so_many_envs_are_leased_at_a_time_in_order_of_asking() -> None:

@@ -30,7 +30,7 @@ def files(folder: str) -> list[str]:
     return sorted(name.partition("@")[0] for name in os.listdir(folder) if name != ".lock")
 
 
-# -- who gets units ---------------------------------------------------------------------------------
+# -- who gets units -------------------------------------------------------------------------------
 
 
 def test_all_or_none_are_taken_and_what_is_given_back_is_free(folder: str) -> None:
@@ -102,7 +102,7 @@ def test_while_another_looks_nothing_is_taken_and_nobody_waits(folder: str) -> N
     held.release()
 
 
-# -- what is refused --------------------------------------------------------------------------------
+# -- what is refused ------------------------------------------------------------------------------
 
 
 def test_differing_numbers_for_a_name_are_an_error_that_names_both(folder: str) -> None:
@@ -123,7 +123,7 @@ def test_differing_numbers_for_a_name_are_an_error_that_names_both(folder: str) 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o702])
 def test_a_folder_that_is_open_to_others_is_refused(folder: str, mode: int) -> None:
     os.chmod(folder, mode)
-    with pytest.raises(SharedCapError, match="open to others.*0700"):
+    with pytest.raises(SharedCapError, match=r"open to others.*0700"):
         units(folder, 1).take()
 
 
@@ -176,7 +176,7 @@ def test_where_there_are_no_such_locks_it_says_so(monkeypatch: pytest.MonkeyPatc
         SharedUnits({"browser": 1}, 1).take()
 
 
-# -- which folder -----------------------------------------------------------------------------------
+# -- which folder ---------------------------------------------------------------------------------
 
 
 def test_the_folder_is_where_the_system_keeps_such(
