@@ -128,13 +128,22 @@ class Hosts:
             return
         admitted: list[ManagedEnv] = []
         later: list[ManagedEnv] = []
-        # The first ones of all hosts first: a host builds one at a time.
-        for env in sorted(envs, key=lambda env: env.group.envs.index(env)):
+        for env in self.across(envs):
             may_begin = not later and self.starts.may_begin(env, beside=len(admitted))
             (admitted if may_begin else later).append(env)
         self._start(admitted)
         for env in later:
             self.await_turn(env, Next.BUILD)
+
+    def across(self, envs: Sequence[ManagedEnv]) -> Sequence[ManagedEnv]:
+        """Return envs in the order in which they are to begin.
+
+        Where only some may begin at a time, the first ones of all hosts come first: a host builds
+        and resets one at a time.
+        """
+        if self.starts is None:
+            return envs
+        return sorted(envs, key=lambda env: env.group.envs.index(env))
 
     def _start(self, envs: Sequence[ManagedEnv]) -> None:
         served = [env for env in envs if env.group.host_id is not None]

@@ -267,7 +267,7 @@ class Supervisor:
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
-        for env in self.hosts.envs:
+        for env in self.hosts.across(self.hosts.envs):
             self._setup.attach(env)  # what is repeated on later envs has been done on these
             env.seed, env.new_seed = env.new_seed, None
             self._episodes.begin(env)

@@ -356,9 +356,9 @@ class Trainer:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.communicate()
-        os.close(self._alive)  # the child of the trainer's ends
+        os.close(self._alive)  # its child ends, and with it the last who could write to its stdout
         os.close(self._alive_read)
+        self.process.communicate()
 
 
 @pytest.fixture
@@ -531,9 +531,9 @@ def test_spares_need_units_too(world: World) -> None:
 
 
 def test_rows_of_batched_envs_have_no_caps() -> None:
-    rows = BatchedEnvSpec(Told, 2).env_fn()
+    spec = BatchedEnvSpec(Told, 2)
     with pytest.raises(ConfigError, match="batched envs"):
-        create_env_manager({"type": "subprocess", "limits": {"starting": 1}}, env_fn=spec)
+        create_env_manager({"type": "subprocess", "limits": {"starting": 1}}, env_fn=[spec] * 2)
 
 
 def test_limits_without_numbers_are_none(world: World) -> None:
