@@ -220,6 +220,10 @@ class ManagerKeys(TypedDict, total=False):
     those about workers' threads, cores, variables and memory mean nothing to `thread`, which
     refuses them.
     """
+    limits: Limits | None
+    """How many envs may be built, reset or leased at one time, or be there on this machine: its
+    keys are below.
+    """
     worker_threads: int
     """Math threads per worker."""
     worker_affinity: Sequence[int] | Sequence[Sequence[int]] | None
