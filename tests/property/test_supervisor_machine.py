@@ -949,7 +949,8 @@ class SupervisorMachine(RuleBasedStateMachine):
             if self.phase == "running":
                 self._deliver_what_is_there()
                 self._after_move()  # an episode that ended with that may have begun anew already
-            if not goes_on:
+            starts = self.rig.hosts.starts
+            if not goes_on and not (starts is not None and starts.waiting):  # since just now
                 break
         if self.phase == "closed":
             return
