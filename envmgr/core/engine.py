@@ -769,7 +769,7 @@ class Engine:
 
     def warn_of_wait(self, doing: str) -> None:
         """Say in the log that a call has been waiting for long, and for what."""
-        if self.units is not None and not self.units.is_held:
+        if self.units is not None and self.units.lacks:
             text = "%s has been waiting for %g s more, for %s. Ctrl-C or close() ends it."
             logger.warning(text, doing, WARN_EVERY_S, self.units.lacks)
             return

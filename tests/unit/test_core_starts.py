@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from envmgr.core.starts import WARN_AFTER_S
 from envmgr.errors import LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, StartCaps
+from envmgr.shared_caps import SharedUnits
 from envmgr.wire.messages import Op
 from tests.fake_hosts import FakeEnvs, FakeHost
 from tests.rig import Rig, over_routes, route
@@ -456,3 +458,29 @@ def test_who_leaves_while_the_reset_waits_leaves_nothing_behind() -> None:
     assert call.is_over
     assert of.rig.ready() == [1]
     assert of.rig.supervisor.hosts.limits.own == {}
+
+
+# -- shared ----------------------------------------------------------------------------------------
+
+
+def test_a_launch_waits_for_units_looks_four_times_a_second_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "caps"
+    folder.mkdir(mode=0o700)
+    others, ours = (SharedUnits({"browser": 3}, 2, str(folder)) for _ in range(2))
+    assert others.take()
+    rig = Rig(2, answer=FakeEnvs())
+    rig.engine.units = ours
+    began = rig.clock()
+    rig.transport.call_after(40.1, others.release)
+    with rig.engine.calling:
+        build_envs(rig.engine, same_spaces=True)
+        begin_envs(rig.engine, None)
+    assert 40.1 <= rig.clock() - began <= 40.5
+    assert ours.is_held
+    first, again = caplog.messages
+    assert first.startswith("the launch waits for 2 of the 3 of browser: held are 2 by process")
+    assert "waiting for 30 s more, for 2 of the 3 of browser" in again
+    rig.engine.close(0.0)
+    assert not ours.is_held
