@@ -143,7 +143,7 @@ class Hosts:
         """
         if self.starts is None:
             return envs
-        return sorted(envs, key=lambda env: env.group.envs.index(env))
+        return sorted(envs, key=lambda env: env.env_id - env.group.envs[0].env_id)
 
     def _start(self, envs: Sequence[ManagedEnv]) -> None:
         served = [env for env in envs if env.group.host_id is not None]
