@@ -344,10 +344,13 @@ if __name__ == "__main__":
     with create_env_manager(cfg, env_fn=[Told] * 3) as manager:
         children = [worker["pid"] for worker in manager.stats()["workers"]]
         if forks:  # as a data loader does; it outlives the trainer
+            told, tell = os.pipe()
             child = os.fork()
             if child == 0:
+                os.write(tell, b"!")  # what is done in each fork is done
                 os.read(int(sys.argv[3]), 1)
                 os._exit(0)
+            os.read(told, 1)
             children.append(child)
         print(json.dumps(children), flush=True)
         sys.stdin.read()
