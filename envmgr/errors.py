@@ -2,7 +2,9 @@
 
 EnvManagerError
 ├── ConfigError (ValueError)            a config, a spec or a registry key is wrong
-│   └── UnknownKeyError                 a key that does not exist; the nearest one is named
+│   ├── UnknownKeyError                 a key that does not exist; the nearest one is named
+│   └── SharedCapError                  a cap that managers share (`limits.shared`) cannot be kept
+│       └── CapMismatchError            ... as another manager has another number for it
 ├── MissingDependencyError (ImportError)  an optional package is needed and not installed
 ├── StateError (RuntimeError)           the call is not legal now; nothing was sent or changed
 │   ├── ManagerClosedError              before `launch` or after `close`
@@ -40,6 +42,7 @@ EnvManagerError
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 class EnvManagerError(Exception):
@@ -52,6 +55,33 @@ class ConfigError(EnvManagerError, ValueError):
 
 class UnknownKeyError(ConfigError):
     """A config or registry key that does not exist; the message names the nearest known one."""
+
+
+class SharedCapError(ConfigError):
+    """A cap that managers share cannot be kept: its folder, or the system, is not fit for it."""
+
+
+class CapMismatchError(SharedCapError):
+    """Another manager of this user, which is running, has another number for a shared cap.
+
+    Attributes:
+        name: of the cap.
+        asked: how many units this manager's config says there are.
+        found: how many that of the other one says.
+        pid: the other one's process.
+    """
+
+    def __init__(self, name: str, asked: int, found: int, pid: int) -> None:
+        super().__init__(
+            f"manager.limits.shared.{name} is {asked}, but {found} in the manager of process "
+            f"{pid}, which is running: one number holds for all managers of a user on this "
+            "machine. Give both the same, or another name."
+        )
+        self.name, self.asked, self.found, self.pid = name, asked, found, pid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes."""
+        return type(self), (self.name, self.asked, self.found, self.pid)
 
 
 class MissingDependencyError(EnvManagerError, ImportError):

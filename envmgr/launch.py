@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
-from envmgr.config.kind_sections import Ray
+from envmgr.config.kind_sections import Limits, Ray
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.board_writer import BoardWriter
 from envmgr.core.engine import Engine
@@ -19,7 +19,8 @@ from envmgr.core.spares import all_factories, spare_factory, takers_of
 from envmgr.core.statistics import Tracer
 from envmgr.env.batch_specs import Batch, batches_of
 from envmgr.errors import ConfigError, LaunchError
-from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.policy import Deadlines, FailurePolicy, StartCaps
+from envmgr.shared_caps import SharedUnits
 from envmgr.spaces.reading import Unreadable, read_list, short_text
 from envmgr.transport.base import Transport
 from envmgr.transport.process.preloading import say_that_nothing_is_preloaded
@@ -220,6 +221,7 @@ def build_engine(
     """
     check_kind(config, hides_resets=transport.works_alone, refused=transport.refused)
     settings = host_settings_of(config, given_spaces, transport, batches_of(factories))
+    limits = config.limits or Limits()
     spare = spare_factory(factories) if config.spare_env_num else None
     hosts = Hosts(
         transport,
@@ -229,6 +231,7 @@ def build_engine(
         clock,
         num_workers=n_hosts_of(config) if transport.packs_envs and not spare else None,
         spare_num=config.spare_env_num,
+        caps=StartCaps(limits.starting, limits.starts_per_s),
     )
     if config.trace is not None:
         _refuse_nowhere(config.trace.path)
@@ -242,6 +245,7 @@ def build_engine(
         clock,
         background=alone,
         spin_s=spin_s,
+        units=SharedUnits(limits.shared, len(hosts.envs)) if limits.shared else None,
     )
     watch = BoardWriter(config.type, clock)
     watch.begin(engine)
@@ -358,6 +362,11 @@ def with_batches(
         return config
     size, asked = batches[0].size, config.num_workers
     n_units = len(factories) - sum(batch.size - 1 for batch in batches)
+    if config.limits not in (None, Limits()):
+        raise ConfigError(
+            "manager.limits is given, but env_fn has batched envs, whose rows are built, reset and "
+            "stepped together: there is nothing to count. Leave it out."
+        )
     if config.spare_env_num:
         raise ConfigError(
             f"manager.spare_env_num is {config.spare_env_num}, but env_fn has batched envs, and a "

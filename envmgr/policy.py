@@ -42,6 +42,27 @@ class Deadlines:
     close_s: float = 5.0
 
 
+@dataclass(frozen=True)
+class StartCaps:
+    """How many envs may be built or reset; None is any number.
+
+    Attributes:
+        at_once: at one time.
+        per_s: how many may begin with it in a second, on average: in any span of time in which so
+            many whole ones fit.
+    """
+
+    at_once: int | None = None
+    per_s: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.at_once is not None or self.per_s is not None
+
+    def __str__(self) -> str:
+        told = (("starting", self.at_once), ("starts_per_s", self.per_s))
+        return ", ".join(f"limits.{name} is {most:g}" for name, most in told if most is not None)
+
+
 _LONGEST_DELAY_S = 60.0
 """Between renewals in a row, unless who sets `retry_waiting_time` wants to wait longer."""
 

@@ -25,7 +25,7 @@ from envmgr.core.submit import submit_calls
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState
-from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.policy import Deadlines, FailurePolicy, StartCaps
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import RING_EACH
 from envmgr.wire.messages import AfterStep, Message, Op, ResetRequest
@@ -63,6 +63,7 @@ class Rig:
         num_workers: hosts that share the envs; None: one for each.
         spare_num: spares besides them.
         batches: which of the envs are rows of batched envs.
+        caps: how many may be built or reset.
         transport: what hosts run on.
         clock: of all of them.
         **rules: of episodes: fields of `EpisodeRules`.
@@ -81,6 +82,7 @@ class Rig:
         num_workers: int | None = None,
         spare_num: int = 0,
         batches: tuple[Batch, ...] = (),
+        caps: StartCaps | None = None,
         transport: type[FakeTransport] = FakeTransport,
         clock: FakeClock | None = None,
         **rules: Any,
@@ -103,6 +105,7 @@ class Rig:
             self.clock,
             num_workers=num_workers,
             spare_num=spare_num,
+            caps=caps,
         )
         self.supervisor = Supervisor(self.hosts, EpisodeRules(**rules), policy or FailurePolicy())
         self.engine = Engine(self.supervisor, self.transport, self.clock, background=False)

@@ -9,6 +9,7 @@ from envmgr.config.checks import show_value
 from envmgr.config.kind_sections import (
     EnvPool,
     GymVector,
+    Limits,
     Metrics,
     NormalizationSection,
     Ray,
@@ -40,6 +41,9 @@ how to allow a file more.
 ## `manager`
 
 {schema_markdown(ManagerConfig)}
+### `manager.limits`
+
+{schema_markdown(Limits)}
 ### `manager.worker_env`
 
 {schema_markdown(WorkerEnv)}

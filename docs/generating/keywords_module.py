@@ -10,6 +10,7 @@ from pathlib import Path
 from envmgr.config.kind_sections import (
     EnvPool,
     GymVector,
+    Limits,
     Metrics,
     NormalizationSection,
     Ray,
@@ -24,7 +25,7 @@ FILE = Path(__file__).resolve().parents[2] / "envmgr" / "config" / "keywords.py"
 # The names of these sections are those of their classes, but for one.
 _SECTIONS: dict[str, type[Section]] = {
     cls.__name__.removesuffix("Section"): cls
-    for cls in (EnvPool, GymVector, Metrics, NormalizationSection, Ray, Trace, WorkerEnv)
+    for cls in (EnvPool, GymVector, Limits, Metrics, NormalizationSection, Ray, Trace, WorkerEnv)
 }
 _GIVEN_APART = {"type", "env_num"}
 """What `make` has arguments for."""

@@ -49,6 +49,23 @@ class GymVectorKeys(TypedDict, total=False):
     """Further arguments of the vector env."""
 
 
+class LimitsKeys(TypedDict, total=False):
+    """Keys of `manager.limits`."""
+
+    starting: int | None
+    """So many envs may be built or reset at one time; others wait, in order of asking."""
+    starts_per_s: float | None
+    """So many envs may begin to be built or reset in any second; 0.5: one in two seconds."""
+    running: int | None
+    """So many envs may be leased at one time; other leases wait, in order of asking; calls for
+    batches are not counted.
+    """
+    shared: Mapping[str, int]
+    """`{browser: 100}`: all managers of this user on this machine that name `browser` have so many
+    envs together, spares included; a launch waits until there are units for all of its envs.
+    """
+
+
 class MetricsKeys(TypedDict, total=False):
     """Keys of `manager.metrics`."""
 
@@ -219,6 +236,10 @@ class ManagerKeys(TypedDict, total=False):
     the envs need of installed distributions is found out; false: none; this key, `context` and
     those about workers' threads, cores, variables and memory mean nothing to `thread`, which
     refuses them.
+    """
+    limits: LimitsKeys | Mapping[str, Any] | None
+    """How many envs may be built, reset or leased at one time, or be there on this machine: its
+    keys are below.
     """
     worker_threads: int
     """Math threads per worker."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
@@ -16,6 +17,7 @@ from envmgr.config.checks import (
     named,
     number,
     or_null,
+    show_value,
     text,
 )
 from envmgr.config.field_checks import free_mapping, variables
@@ -285,6 +287,80 @@ def trace() -> Check:
         return Trace(value) if isinstance(value, str) else section(Trace).convert(value)
 
     return Check("a path, or a mapping of its own keys", convert)
+
+
+_CAP_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MAX_UNITS = 65536
+
+
+def _shared_caps() -> Check:
+    """Numbers of units by name, which is part of the name of a file; null is none."""
+    units = integer(1, MAX_UNITS)
+
+    def convert(value: Any) -> dict[str, int]:
+        if not isinstance(value, Mapping):
+            raise Refused
+        for name, number_of in value.items():
+            if not isinstance(name, str) or not _CAP_NAME.fullmatch(name):
+                raise Refused(f"{show_value(name)} cannot name a cap")
+            try:
+                units.convert(number_of)
+            except Refused:
+                raise Refused(f"{name} is {show_value(number_of)}") from None
+        return {name: units.convert(value[name]) for name in value}
+
+    allowed = (
+        "a mapping of names (letters, digits, `_`, `-` and `.`; 64 at most) to integers >= 1 "
+        f"and <= {MAX_UNITS}"
+    )
+    return or_null(Check(allowed, convert), null_is={})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits(Section):
+    """How many envs may do something at one time.
+
+    Attributes:
+        starting: may be built or reset.
+        starts_per_s: may begin with that in a second.
+        running: may be leased.
+        shared: there may be, by the name of a cap, in all managers of this user on this machine.
+    """
+
+    PATH: ClassVar[str] = "manager.limits"
+    MEANT: ClassVar[Mapping[str, str]] = {
+        "browser": "shared: {browser: 4}",
+        "starts_per_second": "starts_per_s",
+    }
+
+    starting: int | None = option(
+        None,
+        or_null(integer(1), "all"),
+        "so many envs may be built or reset at one time; others wait, in order of asking",
+        from_file=ANY,
+    )
+    starts_per_s: float | None = option(
+        None,
+        or_null(number(above=0), "no limit"),
+        "so many envs may begin to be built or reset in any second; 0.5: one in two seconds",
+        from_file=ANY,
+    )
+    running: int | None = option(
+        None,
+        or_null(integer(1), "all"),
+        "so many envs may be leased at one time; other leases wait, in order of asking; calls for "
+        "batches are not counted",
+        from_file=ANY,
+    )
+    shared: Mapping[str, int] = option(
+        None,
+        _shared_caps(),
+        "`{browser: 100}`: all managers of this user on this machine that name `browser` have so "
+        "many envs together, spares included; a launch waits until there are units for all of its "
+        "envs",
+        "{}",
+        from_file=ANY,
+    )
 
 
 @dataclass(frozen=True, slots=True)

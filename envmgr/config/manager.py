@@ -37,6 +37,7 @@ from envmgr.config.file_rules import ANY, EPISODE_LOG, KIND, LOG, MODULES, below
 from envmgr.config.kind_sections import (
     EnvPool,
     GymVector,
+    Limits,
     Metrics,
     NormalizationSection,
     Ray,
@@ -306,6 +307,13 @@ class ManagerConfig(Section):
         "`thread`, which refuses them",
         from_file=MODULES,
     )
+    limits: Limits | None = option(  # noqa: RUF009
+        None,
+        or_null(section(Limits), "none"),
+        "how many envs may be built, reset or leased at one time, or be there on this machine: "
+        "its keys are below",
+        from_file=below(Limits),
+    )
     worker_threads: int = option(1, integer(1), "math threads per worker", from_file=ANY)
     worker_affinity: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = option(
         None,
@@ -400,6 +408,8 @@ class ManagerConfig(Section):
             )
         if self.env_num is None:
             return
+        if self.limits is not None:
+            self._check_shared_caps(self.limits, self.env_num)
         if isinstance(self.num_workers, int) and self.num_workers > self.env_num:
             raise ConfigError(
                 f"manager.num_workers is {self.num_workers}, but there are {self.env_num} envs to "
@@ -416,6 +426,19 @@ class ManagerConfig(Section):
                 raise ConfigError(
                     f"manager.seed names env_ids {show_value(unknown)}, but the {self.env_num} "
                     f"envs are 0 to {self.env_num - 1}. Leave them out, or raise manager.env_num."
+                )
+
+    def _check_shared_caps(self, limits: Limits, env_num: int) -> None:
+        """Refuse a cap under which there can never be all of the envs."""
+        total = env_num + self.spare_env_num
+        for name, units in limits.shared.items():
+            if units < total:
+                spares = f" and {self.spare_env_num} spares" if self.spare_env_num else ""
+                raise ConfigError(
+                    f"manager.limits.shared.{name} is {units}, but the manager has {env_num} "
+                    f"envs{spares}, each of which needs one unit for as long as it is there: it "
+                    "could never be launched. Use fewer envs, or raise the cap in all managers "
+                    "that name it."
                 )
 
     def _check_spares(self) -> None:

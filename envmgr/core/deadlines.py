@@ -56,6 +56,7 @@ class TimeLimits:
         earliest: a moment before which no deadline passes; may be too early, never too late.
         own: limits of what single envs are asked, by env_id.
         changes: grows when there is something new to look after behind the caller.
+        turn_at: when somebody may have a turn (see `starts`), if nothing comes before.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class TimeLimits:
         self.earliest = NEVER
         self.own: dict[int, OwnLimit] = {}
         self.changes = 0
+        self.turn_at = NEVER
         self._table = table
         self._groups = groups
         self._announces = announces
@@ -162,6 +164,11 @@ class TimeLimits:
             now = self.clock()
             self._table.since[rows] = now
             self.earliest = min(self.earliest, now + self.step_s)
+
+    def look_at(self, moment: float) -> None:
+        """Have the engine look at a moment whether somebody has a turn."""
+        self.turn_at = moment
+        self._remember(moment)
 
     def _set_of_group(self, group: HostGroup, moment: float) -> None:
         group.deadline = moment
@@ -336,7 +343,7 @@ class TimeLimits:
                     self._look(group, self._block)
                 late = self._late_in(group, now)
                 due += [] if late is None else [late]
-        moments = [*(s.deadline for s in envs), *(g.deadline for g in self._groups)]
+        moments = [*(s.deadline for s in envs), *(g.deadline for g in self._groups), self.turn_at]
         if self._block is not None and self.step_s is not None:
             posted = self._since[self._under_way(self._block)]
             moments += (posted + self.step_s).tolist()

@@ -36,6 +36,7 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
+from envmgr.shared_caps import SharedUnits
 from envmgr.texts import env_ids_text
 from envmgr.transport.base import Transport
 from envmgr.transport.process.threads import thread_name
@@ -465,9 +466,11 @@ class Engine:
         clock: monotonic seconds.
         background: whether a background thread may run (not for envs in the caller's thread).
         spin_s: how long to watch for replies before sleeping; only where cores are free.
+        units: what the envs need of caps that managers share; None: nothing.
 
     Attributes:
         supervisor: the envs.
+        units: as given; taken before the first host is started, and given back when all have ended.
         transport: what they are reached through.
         closing: `close` was called, from whatever thread.
         owner: the thread that does all that is done with the transport; None: who calls does.
@@ -487,8 +490,10 @@ class Engine:
         *,
         background: bool,
         spin_s: float = 0.0,
+        units: SharedUnits | None = None,
     ) -> None:
         self.supervisor = supervisor
+        self.units = units
         self.transport = transport
         self._clock = clock
         self._limits = supervisor.hosts.limits
@@ -764,6 +769,10 @@ class Engine:
 
     def warn_of_wait(self, doing: str) -> None:
         """Say in the log that a call has been waiting for long, and for what."""
+        if self.units is not None and self.units.lacks:
+            text = "%s has been waiting for %g s more, for %s. Ctrl-C or close() ends it."
+            logger.warning(text, doing, WARN_EVERY_S, self.units.lacks)
+            return
         busy: dict[str, list[int]] = {}
         for env in self.supervisor.envs:
             if env.phase is not Phase.IDLE:
@@ -824,6 +833,8 @@ class Engine:
                     self.uninterrupted(lambda: self.transport.close(grace_s))
                 else:  # its envs are closed in the thread that they ran in
                     self.transport.close(grace_s)
+                if self.units is not None:
+                    self.uninterrupted(self.units.release)
                 self._ended = True  # not before: what is interrupted here can be done again
         if self._background is not None:
             self._background.end()

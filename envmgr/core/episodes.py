@@ -180,14 +180,18 @@ class Episodes:
         self._statistics = statistics
         self._spares = spares
         self.restorations = Restorations()
-        # With spares, which env is reset is decided here.
-        self._hosts_begin = rules.auto_reset and spares is None
+        # With spares, which env is reset is decided here; with caps, when it is.
+        self._hosts_begin = rules.auto_reset and spares is None and hosts.starts is None
 
     def begin(self, env: ManagedEnv) -> None:
-        """Send the reset of an idle env."""
+        """Send the reset of an idle env, now or when it has its turn."""
         env.again = env.waits = False  # whatever was new goes with this one
         if env.failed_while_ready is None:
             self._table.happened(env.env_id, Event.BEGIN_RESET)
+        starts = self._hosts.starts
+        if starts is not None and not starts.may_begin(env):
+            self._hosts.await_turn(env, Next.RESET)
+            return
         seed = env.seed
         if seed is None and env.new_generation and env.base_seed is not None:
             seed = derived_seed(env.base_seed, env.env_id, env.generation, env.episode)
@@ -394,7 +398,7 @@ class ExplicitResets:
         """Whether resets that hosts know of are ordered in the block, which is enough."""
         # In line a message costs no more, and can be interrupted safely.
         alone = self._hosts.transport.works_alone and self._spares is None
-        return alone and self._submitter.posts
+        return alone and self._submitter.posts and self._hosts.starts is None
 
     def seed(self, seeds: Mapping[int, int | None], of_spares: Sequence[int | None]) -> None:
         """Have the next explicit resets, and those of spares, use these seeds."""

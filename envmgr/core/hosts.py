@@ -10,9 +10,10 @@ from typing import Any
 
 from envmgr.core.deadlines import TimeLimits, announced_in
 from envmgr.core.phases import FAILS_DURING, Change, Next, Phase
+from envmgr.core.starts import Starts
 from envmgr.core.statistics import Tracer
 from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv, host_groups, names_of
-from envmgr.policy import Deadlines
+from envmgr.policy import Deadlines, StartCaps
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
 from envmgr.wire.block import RING_LAST, RING_MASK, Block
@@ -62,6 +63,7 @@ class Hosts:
         clock: monotonic seconds.
         num_workers: how many hosts share the envs; None: one for each.
         spare_num: how many of the envs are spares.
+        caps: how many may be built or reset.
 
     Attributes:
         env_num: envs that are seen, and are not spares.
@@ -75,6 +77,7 @@ class Hosts:
         block: where steps are posted; None where they go by message.
         settings: for every host that serves one env.
         tracer: is told what hosts are at.
+        starts: who waits for its turn to be built or reset; None where there are no caps.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Hosts:
         *,
         num_workers: int | None = None,
         spare_num: int = 0,
+        caps: StartCaps | None = None,
     ) -> None:
         self.transport, self.clock = transport, clock
         self.env_num = len(factories) - spare_num
@@ -104,6 +108,7 @@ class Hosts:
         self._killed: set[int] = set()
         announces = Op.STEP in self._shared_settings.announced
         self.limits = TimeLimits(self.table, self.groups, deadlines, clock, announces=announces)
+        self.starts = Starts(caps, self.table, self.limits) if caps else None
         together, seen = transport.posts_together, self.envs[: self.env_num]
         self.table.index_of = [0 if together else env.group.index for env in seen]
         self.block: Block | None = None
@@ -113,9 +118,34 @@ class Hosts:
     def start(self, envs: Sequence[ManagedEnv]) -> None:
         """Have envs built that have no host: in a new one for each group that has none either.
 
+        Those that have to wait for their turn pause until then.
+
         Raises:
             ConfigError: a factory cannot be sent to a host; nothing was started.
         """
+        if self.starts is None:
+            self._start(envs)
+            return
+        admitted: list[ManagedEnv] = []
+        later: list[ManagedEnv] = []
+        for env in self.across(envs):
+            may_begin = not later and self.starts.may_begin(env, beside=len(admitted))
+            (admitted if may_begin else later).append(env)
+        self._start(admitted)
+        for env in later:
+            self.await_turn(env, Next.BUILD)
+
+    def across(self, envs: Sequence[ManagedEnv]) -> Sequence[ManagedEnv]:
+        """Return envs in the order in which they are to begin.
+
+        Where only some may begin at a time, the first ones of all hosts come first: a host builds
+        and resets one at a time.
+        """
+        if self.starts is None:
+            return envs
+        return sorted(envs, key=lambda env: env.env_id - env.group.envs[0].env_id)
+
+    def _start(self, envs: Sequence[ManagedEnv]) -> None:
         served = [env for env in envs if env.group.host_id is not None]
         starting: dict[int, list[ManagedEnv]] = {}
         for env in envs:
@@ -126,7 +156,7 @@ class Hosts:
         for spec, built in zip(specs, starting.values(), strict=True):
             self._await_start(spec, built)
         for env in served:
-            self.build(env)
+            self._build(env)
 
     def _spec(self, group: HostGroup, built: Sequence[ManagedEnv]) -> HostSpec:
         envs = tuple(
@@ -155,6 +185,28 @@ class Hosts:
 
     def build(self, env: ManagedEnv) -> None:
         """Have the host of an env's group build it, in place of the one there was."""
+        if self.starts is not None and not self.starts.may_begin(env):
+            self.await_turn(env, Next.BUILD)
+        else:
+            self._build(env)
+
+    def await_turn(self, env: ManagedEnv, follow_up: Next) -> None:
+        """Have an env wait until it may be built or reset."""
+        self._change(env, Change.PAUSE)
+        if self.starts is not None:
+            self.starts.wait(env, follow_up)
+
+    def build_in_turn(self, env: ManagedEnv) -> None:
+        """Have an env built whose turn it is: in the host of its group, or in a new one."""
+        env.follow_up = Next.NOTHING
+        if self.starts is not None:
+            self.starts.may_begin(env)
+        if env.group.host_id is None:
+            self._start([env])
+        else:
+            self._build(env)
+
+    def _build(self, env: ManagedEnv) -> None:
         env.host_id = env.group.host_id
         self.request(env, Op.RENEW, None, Change.BUILD)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +14,15 @@ from envmgr.core.engine import Engine
 from envmgr.core.phases import Phase
 from envmgr.core.submit import submit_calls
 from envmgr.core.supervisor import Supervisor
+from envmgr.core.table import ManagedEnv
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.seeding import Seeds
 from envmgr.texts import env_ids_text
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import Op
+
+logger = logging.getLogger("envmgr")
 
 _LOOK_EVERY_S = 0.1
 """How often to look whether an import takes too long."""
@@ -38,12 +42,34 @@ def preload(engine: Engine, factories: Sequence[EnvFactory]) -> None:
     engine.wait_until(lambda: transport.is_prepared, look_every_s=_LOOK_EVERY_S, doing=doing)
 
 
+_LOOK_FOR_UNITS_S = 0.25
+"""How often to look whether other managers have given units back: nobody rings for that."""
+
+
+def await_units(engine: Engine) -> None:
+    """Wait until there are units for all envs of an engine, where managers share a cap.
+
+    Raises:
+        SharedCapError: there can be none.
+    """
+    units = engine.units
+    if units is None or engine.uninterrupted(units.take):
+        return
+    logger.warning("the launch waits for %s", units.lacks)
+    engine.wait_until(
+        lambda: engine.uninterrupted(units.take),
+        look_every_s=_LOOK_FOR_UNITS_S,
+        doing="launch (limits.shared)",
+    )
+
+
 def describe_first(engine: Engine) -> None:
     """Start the host of env 0, and wait until it has said what its env is. Its lock is held.
 
     Raises:
         LaunchError: it has failed.
     """
+    await_units(engine)
     supervisor = engine.supervisor
     failures = supervisor.repair.launch_failures
     engine.uninterrupted(partial(supervisor.start_hosts, [0]))
@@ -107,11 +133,19 @@ def build_all(engine: Engine) -> None:
         LaunchError: with all failures.
         ConfigError: a factory cannot be sent to a host; nothing was started.
     """
-    envs = engine.supervisor.hosts.envs
+    await_units(engine)
+    envs, starts = engine.supervisor.hosts.envs, engine.supervisor.hosts.starts
     if not engine.supervisor.repair.launch_failures:  # of a host that was started before, for its
         # spaces: no other is started for that
         engine.uninterrupted(partial(engine.supervisor.start_hosts, [s.env_id for s in envs]))
-    await_all(engine, lambda: all(s.phase is not Phase.STARTING for s in envs), "building")
+    failures = engine.supervisor.repair.launch_failures
+
+    def is_over(env: ManagedEnv) -> bool:
+        if starts is not None and starts.waits(env):
+            return bool(failures)  # nobody has a turn any more
+        return env.phase is not Phase.STARTING
+
+    await_all(engine, lambda: all(map(is_over, envs)), "building")
 
 
 def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
@@ -121,13 +155,14 @@ def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
         LaunchError: with all failures; or it takes longer than `limit_s`.
     """
     supervisor = engine.supervisor
-    states, spares = supervisor.states, supervisor.spares
+    states, spares, starts = supervisor.states, supervisor.spares, supervisor.hosts.starts
     failures = supervisor.repair.launch_failures
     engine.uninterrupted(supervisor.begin_episodes)
     await_all(
         engine,
         lambda: all(
             s.env_id in failures
+            or (failures and starts is not None and starts.waits(s))
             or (
                 spares is not None and spares.is_ready(s)
                 if s.is_spare

@@ -121,6 +121,7 @@ class Next(str, Enum):
     RESET = "a reset"
     RENEW_ENV = "a new env in the same host"
     RENEW_HOST = "a new host"
+    BUILD = "its construction"
 
 
 class PhaseTable(TransitionTable[Phase, Change]):

@@ -57,6 +57,7 @@ class SlotRules:
         release_s: how long a step that nobody awaits may go on after the end of its lease.
         checks: gives the check of each env's actions; None if they are not to be checked.
         log: told of each episode's outcome and length; None if nobody wants to know.
+        most: how many envs may be leased at one time; None: all.
     """
 
     step_s: float | None = None
@@ -65,6 +66,7 @@ class SlotRules:
     release_s: float = 5.0
     checks: Callable[[], Sequence[ActionCheck] | None] = lambda: None
     log: Callable[[Outcome, int], None] | None = None
+    most: int | None = None
 
 
 class SlotCall:
@@ -253,6 +255,7 @@ class Slots:
         self._table = supervisor.table
         self._limits = supervisor.hosts.limits
         self._clock = supervisor.hosts.clock
+        self._starts = supervisor.hosts.starts
         self._counts = supervisor.statistics.of_slots
         self._commands: deque[Callable[[], None]] = deque()
         self._waiting: deque[Tenancy] = deque()
@@ -337,13 +340,33 @@ class Slots:
         if not self._resetting:
             return NEVER
         moments = (
-            call.began_s + call.limit[0]
+            self._began_s(call, tenancy.env_id or 0) + call.limit[0]
             for tenancy in self._resetting.values()
             if (call := tenancy.call) is not None
             and call.limit is not None
             and self._table.phases[tenancy.env_id or 0] is not Phase.RESETTING  # has a deadline
+            and not self._waits_for_turn(tenancy.env_id or 0)
         )
         return min(moments, default=NEVER)
+
+    def _waits_for_turn(self, env_id: int) -> bool:
+        """Whether an env is not reset yet because others are: that is no fault of its own."""
+        return self._starts is not None and self._starts.waits(self._table.envs[env_id])
+
+    def _began_s(self, call: SlotCall, env_id: int) -> float:
+        """Return when a call began, or when its env got its turn after that."""
+        turn_s = -NEVER if self._starts is None else self._starts.turn_of(env_id)
+        return max(call.began_s, turn_s)
+
+    @property
+    def most(self) -> int | None:
+        """How many envs may be leased at one time; None: all."""
+        return self._rules.most
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many envs are leased, and how many leases wait; from any thread."""
+        return len(self._tenants), sum(not one.is_over for one in self._waiting.copy())
 
     def shut(self, error: Exception) -> None:
         """Answer everything that is under way, and all that is asked from now on, with an error."""
@@ -397,6 +420,8 @@ class Slots:
                 self._waiting.popleft()
                 continue
             if not fresh and not used:
+                break
+            if self._rules.most is not None and len(self._tenants) >= self._rules.most:
                 break
             self._waiting.popleft()
             is_fresh = bool(fresh)
@@ -750,8 +775,9 @@ class Slots:
         if self._is_begun(env):
             self._begun(tenancy, env, call)
             return
-        if failure is None and call.limit is not None and env.phase is not Phase.RESETTING:
-            is_late = self._clock() >= call.began_s + call.limit[0]
+        is_begun = env.phase is Phase.RESETTING or self._waits_for_turn(env_id)
+        if failure is None and call.limit is not None and not is_begun:
+            is_late = self._clock() >= self._began_s(call, env_id) + call.limit[0]
             failure = self._late(env, call.limit) if is_late else None
         if failure is None and tenancy.fatal is None:
             return
@@ -787,6 +813,7 @@ class Slots:
         self._resetting.pop(env.env_id, None)
         self._limits.own.pop(env.env_id, None)
         self._table.leased[env.env_id] = None
+        tenancy.episode_began_s = self._began_s(call, env.env_id)
         tenancy.note(call, None, self._clock())
         call.result = self._table.observed.of((env.env_id,))[0], env.reset_info
         call.is_over = True

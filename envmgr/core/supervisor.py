@@ -16,14 +16,15 @@ from envmgr.core.episodes import Episodes, ExplicitResets
 from envmgr.core.failures import Repair
 from envmgr.core.hosts import Hosts
 from envmgr.core.journal import CallJournal, is_run
-from envmgr.core.phases import Phase
+from envmgr.core.phases import Next, Phase
 from envmgr.core.replies import BlockReplies, ReplyDispatcher, ReplyEffects
 from envmgr.core.setup import EnvSetup
 from envmgr.core.spares import Spares
+from envmgr.core.starts import Starts
 from envmgr.core.statistics import Statistics
 from envmgr.core.submit import Submitter
 from envmgr.core.table import EpisodeRules, ManagedEnv, Selections
-from envmgr.lifecycle import Event
+from envmgr.lifecycle import EnvState, Event
 from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
 from envmgr.transport.base import Arrival
@@ -85,6 +86,7 @@ class Supervisor:
                 rules.spare_takers or (True,) * env_num,
                 in_order=rules.spares_in_order,
             )
+        decides_here = self.spares is not None or hosts.starts is not None
         self.selections = selections = Selections(hosts.table)
         self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
         self.submitter = Submitter(
@@ -93,7 +95,7 @@ class Supervisor:
             journal,
             selections,
             resets_inplace=rules.reset_inplace,
-            has_spares=self.spares is not None,
+            has_spares=decides_here,
         )
         self.repair = Repair(
             hosts,
@@ -134,7 +136,7 @@ class Supervisor:
             selections,
             self._go_on,
             reset_inplace=rules.reset_inplace,
-            has_spares=self.spares is not None,
+            has_spares=decides_here,
         )
 
     @property
@@ -157,10 +159,14 @@ class Supervisor:
         Returns:
             Whether there is more: `apply_rest` applies it.
         """
-        dispatcher, spares = self._dispatcher, self.spares
+        dispatcher, spares, starts = self._dispatcher, self.spares, self.hosts.starts
+        if starts is not None and starts.has_turn:
+            return True
         if not self.submitter.posts and spares is None:
             return False
         if not dispatcher.begin_episodes() or dispatcher.have_replied:
+            return True
+        if starts is not None and starts.has_turn:  # by one of these
             return True
         if spares is None or not spares.are_wanted:
             return False
@@ -178,6 +184,20 @@ class Supervisor:
             if self.spares.are_wanted and self._waits_for_posted:
                 self._dispatcher.apply_posted()
             self.spares.look()
+        if self.hosts.starts is not None:
+            self._give_turns(self.hosts.starts)
+
+    def _give_turns(self, starts: Starts) -> None:
+        """Have those begin who have waited for it, as many as may."""
+        while not self.repair.launch_failures and (env := starts.take_turn()) is not None:
+            if env.follow_up is Next.RESET:
+                env.follow_up = Next.NOTHING
+                self._episodes.begin(env)
+                continue
+            if self.states[env.env_id] is EnvState.ERROR:
+                self.table.happened(env.env_id, Event.RENEW)
+            self.hosts.build_in_turn(env)
+        starts.all_given()
 
     def apply_alone(self) -> None:
         """Look at the reply by itself that `Collector.take` has left; not to be interrupted."""
@@ -209,7 +229,8 @@ class Supervisor:
         Raises:
             ConfigError: a factory cannot be sent to a host; nothing was started.
         """
-        missing = [s for s in map(self.hosts.envs.__getitem__, env_ids) if s.host_id is None]
+        envs, starts = map(self.hosts.envs.__getitem__, env_ids), self.hosts.starts
+        missing = [s for s in envs if s.host_id is None and not (starts and starts.waits(s))]
         self.hosts.start(missing)
         self.table.launched([env.env_id for env in missing])
 
@@ -246,7 +267,7 @@ class Supervisor:
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
-        for env in self.hosts.envs:
+        for env in self.hosts.across(self.hosts.envs):
             self._setup.attach(env)  # what is repeated on later envs has been done on these
             env.seed, env.new_seed = env.new_seed, None
             self._episodes.begin(env)
@@ -335,10 +356,14 @@ class Supervisor:
                 self.repair.renewals.proceed(env)
             else:
                 self._dispatcher.time_out(env)
+        if self.hosts.starts is not None:
+            self._give_turns(self.hosts.starts)
 
     def stop(self) -> None:
         """All envs are VOID from now on; what was owed is cancelled."""
         self.hosts.forget_all()
+        if self.hosts.starts is not None:
+            self.hosts.starts.forget()
         returning = self.journal.returning
         if returning is not None and not is_run(returning.caller):  # its call did not return
             self.statistics.timesteps = returning.timesteps.n_before

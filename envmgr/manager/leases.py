@@ -416,10 +416,18 @@ class Lease:
     def _patience_s(self) -> float:
         return math.inf if self._acquire_s is None else max(self._acquire_s, _AT_LEAST_S)
 
+    @property
+    def _of_cap(self) -> str:
+        most = None if self._owner is None else self._owner.slots.most
+        return (
+            "" if most is None else f", or as many are leased as may be (limits.running is {most})"
+        )
+
     def _refuse_late(self) -> None:
         raise LeaseTimeoutError(
             f"no env was free within the {self._acquire_s:g} s of acquire_timeout_s: all are "
-            "leased, stepped, reset or repaired. Wait longer, end leases sooner, or use more envs."
+            f"leased, stepped, reset or repaired{self._of_cap}. Wait longer, end leases sooner, or "
+            "use more envs."
         )
 
     def _give_back(self) -> None:

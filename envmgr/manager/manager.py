@@ -1424,6 +1424,10 @@ class EnvManager:
         With `metrics`, `latency` has lists for "step" and "reset", with an entry for each env:
         `count`, an estimate, and `mean`, `p50`, `p90`, `p99` and `max` in seconds, or None.
 
+        With `limits`, `limits` says how many envs are being built or reset (`starting`) and wait
+        for that (`waiting_to_start`), are `leased` or waited for (`waiting_for_lease`), and what is
+        held of what is `shared`: `{"browser": {"units": 100, "held": 64}}`.
+
         Where envs run on threads, `threads_abandoned` is how many threads were given up that still
         run: in env code that hangs. It is true of this moment, also after `close`.
 

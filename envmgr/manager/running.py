@@ -186,6 +186,7 @@ class Running:
             config.release_timeout,
             lambda: self.action_checks,
             None if log is None else log.episode,
+            None if config.limits is None else config.limits.running,
         )
         self._log = log
         if log is not None:
@@ -258,6 +259,22 @@ class Running:
             "workers": self._workers(),
             **(NO_SPARES if spares is None else spares.figures()),
             "moments": list(supervisor.statistics.moments.copy()),
+            **self._limits(),
+        }
+
+    def _limits(self) -> dict[str, Any]:
+        """Return who has and who waits for what has a cap; nothing where there are none."""
+        if self._config.limits is None:
+            return {}
+        starts, units, owner = self.supervisor.hosts.starts, self.engine.units, self._owner
+        leases = (0, 0) if owner is None else owner.slots.counts
+        return {
+            "limits": {
+                **({} if starts is None else starts.figures()),
+                "leased": leases[0],
+                "waiting_for_lease": leases[1],
+                "shared": {} if units is None else units.figures(),
+            }
         }
 
     def _workers(self) -> list[dict[str, Any]]:

@@ -64,7 +64,7 @@ _LABELS = {
     Activity.CANCELLING: "cancelled step",
     Activity.CALLING: "call",
     Activity.ENDING: "its host ends",
-    Activity.PAUSING: "pause before a retry",
+    Activity.PAUSING: "pause before a retry, or before its turn",
 }
 
 COUNTERS = ("actions", "timesteps", "episodes", "failures", "renewals")

@@ -17,6 +17,7 @@ from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, WorkerEnv
 from envmgr.config.kind_sections import (
     EnvPool,
     GymVector,
+    Limits,
     Metrics,
     NormalizationSection,
     Ray,
@@ -105,6 +106,7 @@ def test_tables_of_keys_name_keys_that_exist(page: Path) -> None:
             Ray,
             NormalizationSection,
             WorkerEnv,
+            Limits,
             Metrics,
             Trace,
             EnvConfig,

@@ -16,7 +16,7 @@ from envmgr.core.launching import begin_envs, build_envs
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
-from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.policy import Deadlines, FailurePolicy, StartCaps
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
 from tests.fake_hosts import OTHER_SPACES, FakeEnvs, FakeHost
@@ -135,6 +135,7 @@ class Launch:
     kill_takes_s: float | None
     is_early: bool
     replays: bool
+    caps: StartCaps
     share: float
     kinds: tuple[str, ...]
     ops: tuple[Op, ...]
@@ -174,6 +175,9 @@ def launches(draw: st.DrawFn) -> Launch:
         kill_takes_s=draw(st.sampled_from([0.0, 0.5])),
         is_early=draw(st.sampled_from([False, False, True])),
         replays=draw(st.sampled_from([False, False, True])),
+        caps=StartCaps(
+            draw(st.sampled_from([None, None, 1, 2])), draw(st.sampled_from([None, None, 2, 0.5]))
+        ),
         share=draw(st.sampled_from([0.1, 0.2, 0.3, 0.6])),
         kinds=tuple(kinds),
         # What fails while it is built is not tried again, so that little else would happen.
@@ -199,6 +203,7 @@ def rig_of(launch: Launch, envs: FaultyEnvs, clock: FakeClock) -> Rig:
         spare_num=launch.spare_num,
         batches=batches,
         kill_takes_s=launch.kill_takes_s,
+        caps=None if launch.is_batched else launch.caps,
         clock=clock,
         **launch.rules,
     )
@@ -210,7 +215,8 @@ def most_seconds(launch: Launch) -> float:
     attempts = count * policy.max_retry + 1
     pause_s = max(60.0, policy.retry_waiting_s)
     each_s = count * (CONNECT_S + 2 * max(RESET_S, 3.0) + 3.0) + KILL_PATIENCE_S + pause_s
-    return attempts * each_s + 60.0
+    waits_s = 0.0 if launch.caps.per_s is None else 3 * attempts * count / launch.caps.per_s
+    return attempts * each_s * (1 if launch.caps.at_once is None else count) + waits_s + 60.0
 
 
 @pytest.mark.timeout(3600)  # a failure is made small before it is reported, which takes a while

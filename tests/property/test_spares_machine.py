@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from envmgr.core import Phase
 from envmgr.lifecycle import EnvState
-from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.policy import Deadlines, FailurePolicy, StartCaps
 from envmgr.wire.messages import FailureKind, Message, Op
 from tests.fake_hosts import HostedEnv
 from tests.fakes import KILLED
@@ -58,6 +58,9 @@ class SparesMachine(RuleBasedStateMachine):
         episode_num=st.sampled_from([float("inf"), 3]),
         limits=st.sampled_from([Deadlines(), Deadlines(4.0, 4.0, 8.0, 1.0)]),
         kill_takes_s=st.sampled_from([0.0, 0.5]),
+        caps=st.builds(
+            StartCaps, st.sampled_from([None, None, 1, 2]), st.sampled_from([None, None, 4, 0.5])
+        ),
     )
     def launch(self, env_num: int, spare_num: int, **how: Any) -> None:
         policy = FailurePolicy(
@@ -73,6 +76,7 @@ class SparesMachine(RuleBasedStateMachine):
             policy=policy,
             deadlines=how["limits"],
             kill_takes_s=how["kill_takes_s"],
+            caps=how["caps"],
             reset_inplace=how["inplace"],
             spares_in_order=how["in_order"],
             episode_num=how["episode_num"],
@@ -83,10 +87,10 @@ class SparesMachine(RuleBasedStateMachine):
         self.begun: set[tuple[int, int, int]] = set()
         supervisor = self.rig.supervisor
         supervisor.start_hosts(range(env_num + spare_num))
-        self._all_well()
+        self._all_in_turn()
         supervisor.place_observations(same_spaces=True)
         supervisor.begin_episodes()
-        self._all_well()
+        self._all_in_turn()
         supervisor.table.launching = False
         self._look()
 
@@ -96,6 +100,13 @@ class SparesMachine(RuleBasedStateMachine):
                 if env in self.hosts.busy():
                     self.hosts.reply(env, observe=seen)
             self.rig.pump()
+
+    def _all_in_turn(self) -> None:
+        self._all_well()
+        starts = self.rig.hosts.starts
+        while starts is not None and starts.waiting:
+            self.rig.run(0.5)
+            self._all_well()
 
     # -- the user -----------------------------------------------------------------------------
 

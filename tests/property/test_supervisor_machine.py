@@ -31,7 +31,7 @@ from envmgr.core.submit import submit_calls
 from envmgr.core.table import NEVER, ManagedEnv
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
 from envmgr.lifecycle import EnvState, edges
-from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
+from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy, StartCaps
 from envmgr.transport.base import TimedOut
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE, token_of
@@ -70,6 +70,7 @@ class Config:
     kill_takes_s: float | None
     num_workers: int | None
     has_block: bool
+    caps: StartCaps
 
 
 @st.composite
@@ -95,7 +96,10 @@ def configs(draw: st.DrawFn) -> Config:
     env_num = draw(st.integers(1, 4))
     num_workers = draw(st.none() | st.integers(1, env_num))
     has_block = draw(st.booleans())
-    return Config(env_num, rules, policy, deadlines, kill_takes_s, num_workers, has_block)
+    caps = StartCaps(
+        draw(st.sampled_from([None, None, 1, 2, 3])), draw(st.sampled_from([None, None, 1, 2, 0.5]))
+    )
+    return Config(env_num, rules, policy, deadlines, kill_takes_s, num_workers, has_block, caps)
 
 
 INFOS: dict[str, dict[str, Any]] = {
@@ -188,6 +192,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             kill_takes_s=config.kill_takes_s,
             num_workers=config.num_workers,
             has_block=config.has_block,
+            caps=config.caps,
             **config.rules,
         )
         self.rig = rig
@@ -203,6 +208,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.given_up: set[int] = set()
         self.generations = [0] * config.env_num
         self._record_edges()
+        self._record_begins()
         if early:  # to read the spaces of the first one; and then, perhaps, nobody launches
             rig.supervisor.start_hosts([0])
             rig.pump()
@@ -227,6 +233,19 @@ class SupervisorMachine(RuleBasedStateMachine):
         record = self.rig.supervisor.table
         for table in (record.states, record.phases):
             self._record_changes(table)
+
+    def _record_begins(self) -> None:
+        """Remember when envs begin to be built or reset."""
+        hosts, self.begun = self.rig.hosts, list[float]()
+        await_reply = hosts.await_reply
+
+        def awaiting(env: ManagedEnv, change: Change, request_id: int) -> None:
+            # One that is to be reset again goes on in its own place.
+            if change in (Change.BUILD, Change.RESET) and env.phase is not Phase.RESETTING:
+                self.begun.append(self.rig.clock())
+            await_reply(env, change, request_id)
+
+        hosts.await_reply = awaiting  # type: ignore[method-assign]
 
     def _record_changes(self, table: Any) -> None:
         """Remember what each change makes of a table, and which edges were gone."""
@@ -259,7 +278,8 @@ class SupervisorMachine(RuleBasedStateMachine):
         if supervisor.repair.launch_failures:
             self._close()
         elif self.phase == "building":
-            if all(slot.phase is not Phase.STARTING for slot in supervisor.envs):
+            phases = {slot.phase for slot in supervisor.envs}
+            if not phases & {Phase.STARTING, Phase.PAUSING}:
                 supervisor.place_observations(same_spaces=False)
                 self._record_what_is_done_in_c()
                 supervisor.begin_episodes()
@@ -689,6 +709,23 @@ class SupervisorMachine(RuleBasedStateMachine):
         self._check_no_env_is_stuck()
         self._check_what_is_ready_is_of_the_env_that_will_take_the_action()
         self._check_seeds_are_used_by_resets_that_succeed()
+        self._check_caps_are_kept()
+
+    def _check_caps_are_kept(self) -> None:
+        """No more envs are built or reset than may be; and if fewer are, nobody waits."""
+        starts, caps = self.rig.hosts.starts, self.config.caps
+        if starts is None:
+            return
+        assert caps.at_once is None or starts.at_it <= caps.at_once
+        if caps.per_s is not None:
+            most = max(1, int(caps.per_s))
+            pairs = zip(self.begun, self.begun[most:], strict=False)
+            assert all(later - begun >= most / caps.per_s for begun, later in pairs)
+        if self.phase in ("building", "resetting", "running"):
+            assert not starts.has_turn or self.rig.supervisor.repair.launch_failures
+        if starts.waiting and starts.at_it == 0 and self.phase == "running":
+            blocked = all(self.rig.hosts.envs[i].group.is_ending for i in starts.waiting)
+            assert blocked or self.rig.supervisor.earliest_deadline < NEVER
 
     def _check_every_action_is_accounted_for(self) -> None:
         statistics = self.rig.supervisor.statistics
@@ -754,7 +791,9 @@ class SupervisorMachine(RuleBasedStateMachine):
             if slot.phase is Phase.IDLE:
                 assert slot.deadline == NEVER, where
             elif slot.phase is Phase.PAUSING:
-                assert slot.deadline < NEVER, where
+                starts = self.rig.hosts.starts
+                waits = starts is not None and starts.waits(slot)
+                assert waits or slot.deadline < NEVER, where
                 assert slot.follow_up is not Next.NOTHING, where
             else:
                 assert slot.phase in AWAITED, where
@@ -910,7 +949,8 @@ class SupervisorMachine(RuleBasedStateMachine):
             if self.phase == "running":
                 self._deliver_what_is_there()
                 self._after_move()  # an episode that ended with that may have begun anew already
-            if not goes_on:
+            starts = self.rig.hosts.starts
+            if not goes_on and not (starts is not None and starts.waiting):  # since just now
                 break
         if self.phase == "closed":
             return

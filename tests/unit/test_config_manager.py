@@ -18,6 +18,7 @@ from envmgr.config import ManagerConfig, WorkerEnv, default_manager_config, sche
 from envmgr.config.kind_sections import (
     EnvPool,
     GymVector,
+    Limits,
     Metrics,
     NormalizationSection,
     Ray,
@@ -67,6 +68,7 @@ DEFAULTS = {
     "same_spaces": True,
     "seed": None,
     "preload": None,
+    "limits": None,
     "worker_threads": 1,
     "worker_affinity": None,
     "worker_env": None,
@@ -141,6 +143,9 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("worker_env", {"set": None}, WorkerEnv()),
         ("worker_env", None, None),
         ("metrics", {}, Metrics()),
+        ("limits", {}, Limits()),
+        ("limits", {"starting": 8.0, "starts_per_s": 5}, Limits(8, 5.0)),
+        ("limits", {"shared": {"browser": 4.0}}, Limits(shared={"browser": 4})),
         ("trace", "a.json", Trace("a.json")),
         ("trace", {"path": "a.json", "events": 1e4}, Trace("a.json", 10_000)),
         ("metrics", {"port": 9100.0}, Metrics(9100)),
@@ -215,6 +220,7 @@ def refused() -> list[tuple[str, Any]]:
     rows += [("gym_vector", 1), ("gym_vector", []), ("env_pool", True), ("normalization", True)]
     rows += [("ray", "auto"), ("ray", [])]
     rows += [("metrics", value) for value in [True, 1, [], "on"]]
+    rows += [("limits", value) for value in [True, 8, [], "all"]]
     rows += [("trace", value) for value in [True, 1, []]]
     return rows
 

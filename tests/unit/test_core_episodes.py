@@ -17,7 +17,7 @@ from envmgr.core import Next, Phase
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvNotReadyError, EnvProtocolError, EnvRaised, IllegalTransitionError
 from envmgr.lifecycle import EnvState
-from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
+from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy, StartCaps
 from envmgr.seeding import derived_seed
 from envmgr.transport.base import Arrival
 from envmgr.types import Once
@@ -468,6 +468,9 @@ hello = Rig.hello
 die = Rig.die
 
 
+NOT_YET = StartCaps(per_s=4)
+"""As many as begin in the launch of two envs: whoever begins anew waits for a second."""
+
 SITUATIONS: dict[str, Situation] = {
     # RUN
     "ready": Situation({}, lambda rig: None, R, Phase.IDLE),
@@ -668,6 +671,12 @@ SITUATIONS: dict[str, Situation] = {
     "renewed, starting": Situation({}, lose_step, I, Phase.STARTING),
     "renewed, timestep waits": Situation(
         {}, lambda rig: lose_step(rig, delivered=False), I, Phase.STARTING, owes=True
+    ),
+    "its turn to be built is later": Situation(
+        {"caps": NOT_YET}, lose_step, I, Phase.PAUSING, follow_up=Next.BUILD
+    ),
+    "its turn to be reset is later": Situation(
+        {"caps": NOT_YET}, step_raises, S, Phase.PAUSING, follow_up=Next.RESET
     ),
     "building a new env": Situation({"policy": RENEWS}, step_raises, I, Phase.STARTING),
     "construction failed": Situation(

@@ -87,8 +87,11 @@ class ProcessTransport(Transport):
             ConfigError: a factory cannot be pickled, or a module that was asked for is not there;
                 no process was started.
         """
-        if self._spawner.preloads:
-            pickles = self._worker_setup.pickles_of(factories)
+        spawner = self._spawner
+        if spawner.inherits_factories and not spawner.preloads:
+            return
+        pickles = self._worker_setup.pickles_of(factories)  # all, before any of them is sent
+        if spawner.preloads:
             with contextlib.suppress(OSError):  # `start` will say so
                 self._spawner.preload(pickles)
 

@@ -1,0 +1,275 @@
+"""Caps that all managers of a user on one machine share: so many envs of a kind, and no more.
+
+Who has envs has a file in a folder that only the user can write to, which says how many, and holds
+a lock on it (flock). A lock ends with its process, however that ends: the kernel sees to it. So a
+file that is not locked is of nobody any more, and whoever comes next removes it. One lock for all,
+held for a moment, keeps two managers from counting at the same time.
+
+A lock belongs to the open file, and a child that inherits that would hold it on after its parent is
+gone. Files are closed by exec, and in every fork that Python makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from envmgr.errors import CapMismatchError, SharedCapError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_FOLDER = "envmgr-caps"
+_MUTEX = ".lock"
+_MOST_BYTES = 256
+_FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+_HELD: dict[int, str] = {}
+"""Files that this process holds, by fd: forks close them."""
+
+_FORKING = threading.RLock()
+"""Held while files are opened and locked: no fork comes before they are known."""
+
+
+def _close_in_fork() -> None:
+    for fd in list(_HELD):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _HELD.clear()
+    _FORKING.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_FORKING.acquire,
+        after_in_parent=_FORKING.release,
+        after_in_child=_close_in_fork,
+    )
+
+
+class Holder(NamedTuple):
+    """A manager that has envs of a kind.
+
+    Attributes:
+        units: how many there may be, as it knows it.
+        held: how many it has.
+        pid: of its process.
+    """
+
+    units: int
+    held: int
+    pid: int
+
+
+class SharedUnits:
+    """What one manager has of the units that all share: none, or as many of each as it has envs.
+
+    All or none, because each of two managers that have some would wait for those of the other.
+
+    Args:
+        caps: how many units there are, by name.
+        count: how many envs there are: each needs one of each.
+        folder: where files are; None: see `own_folder`.
+
+    Attributes:
+        is_held: it has them.
+        lacks: what it waits for, in words; empty if it does not.
+    """
+
+    def __init__(self, caps: Mapping[str, int], count: int, folder: str | None = None) -> None:
+        self._caps = dict(caps)
+        self._count = count
+        self._folder = folder
+        self._fds: dict[int, str] = {}
+        self.is_held = False
+        self.lacks = ""
+
+    def take(self) -> bool:
+        """Take them, if there are enough now; does not wait.
+
+        Returns:
+            Whether it has them.
+
+        Raises:
+            CapMismatchError: another manager has another number for a name.
+            SharedCapError: the folder, or the system, is not fit for it.
+        """
+        if self.is_held:
+            return True
+        if self._folder is None:
+            self._folder = own_folder()
+        with _FORKING, _open_folder(self._folder) as folder, _mutex(folder) as is_ours:
+            if not is_ours:
+                self.lacks = self.lacks or "another manager looks at them just now"
+                return False
+            holders = {name: self._others(folder, name) for name in self._caps}
+            self.lacks = "; ".join(
+                self._lack(name, found)
+                for name, found in holders.items()
+                if sum(other.held for other in found) + self._count > self._caps[name]
+            )
+            if not self.lacks:
+                self._write(folder)
+        return self.is_held
+
+    def _others(self, folder: int, name: str) -> list[Holder]:
+        """Return who has units of a name; files of those that are gone are removed."""
+        found = []
+        for file in sorted(os.listdir(folder)):
+            holder = _look_at(folder, file) if file.startswith(f"{name}@") else None
+            if holder is None:
+                continue
+            if holder.units != self._caps[name]:
+                raise CapMismatchError(name, self._caps[name], holder.units, holder.pid)
+            found.append(holder)
+        return found
+
+    def _lack(self, name: str, found: list[Holder]) -> str:
+        by_pid: dict[int, int] = {}
+        for other in found:
+            by_pid[other.pid] = by_pid.get(other.pid, 0) + other.held
+        whose = ", ".join(f"{held} by process {pid}" for pid, held in by_pid.items())
+        return f"{self._count} of the {self._caps[name]} of {name}: held are {whose}"
+
+    def _write(self, folder: int) -> None:
+        try:
+            for name, units in self._caps.items():
+                file = f"{name}@{os.getpid()}-{os.urandom(6).hex()}"
+                fd = os.open(file, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+                self._fds[fd] = _HELD[fd] = f"{self._folder}/{file}"
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.write(fd, f"{units} {self._count} {os.getpid()}\n".encode())
+                with contextlib.suppress(OSError):  # for those who tidy temporary folders up
+                    os.fchmod(fd, 0o600 | stat.S_ISVTX)
+        except OSError as error:
+            self.release()
+            raise SharedCapError(
+                f"limits.shared: a file in {self._folder!r} cannot be written: {error}"
+            ) from error
+        self.is_held = True
+
+    def release(self) -> None:
+        """Give all back; can be called again, and does nothing in a fork."""
+        self.is_held = False
+        while self._fds:
+            fd, path = self._fds.popitem()
+            if _HELD.pop(fd, None) != path:
+                continue  # a fork has closed it; the number may be something else's
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            os.close(fd)
+
+    def figures(self) -> dict[str, Any]:
+        """Return what `stats()` shows; from any thread."""
+        held = self._count if self.is_held else 0
+        return {name: {"units": units, "held": held} for name, units in self._caps.items()}
+
+
+def own_folder() -> str:
+    """Return the folder of this user's files: where the system keeps such, else a temporary one."""
+    if fcntl is None:
+        raise SharedCapError(
+            "limits.shared needs locks that end with their process (flock), which this system does "
+            "not have. Leave it out; starting, starts_per_s and running work everywhere."
+        )
+    uid = os.geteuid()
+    for runtime in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}"):
+        if os.path.isabs(runtime) and _is_own(runtime):
+            return os.path.join(runtime, _FOLDER)
+    return os.path.join(tempfile.gettempdir(), f"{_FOLDER}-{uid}")
+
+
+def _is_own(path: str) -> bool:
+    try:
+        about = os.lstat(path)
+    except (OSError, ValueError):
+        return False
+    return _fault_of(about) == ""
+
+
+def _fault_of(about: os.stat_result) -> str:
+    """Return what is wrong with a folder that only this user may write to; empty: nothing."""
+    if not stat.S_ISDIR(about.st_mode):
+        return "is no folder"
+    if about.st_uid != os.geteuid():
+        return f"belongs to the user with the id {about.st_uid}"
+    if stat.S_IMODE(about.st_mode) & 0o077:
+        return f"is open to others (its mode is {stat.S_IMODE(about.st_mode):04o})"
+    return ""
+
+
+@contextlib.contextmanager
+def _open_folder(path: str) -> Iterator[int]:
+    """Open the folder of this user's files, which is made if there is none.
+
+    Raises:
+        SharedCapError: it cannot be had, or others may write to it.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            raise NotADirectoryError(f"{path!r} is a link")
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise SharedCapError(
+            f"limits.shared: the folder {path!r} cannot be used: {error}"
+        ) from error
+    try:
+        fault = _fault_of(os.fstat(fd))
+        if fault:
+            raise SharedCapError(
+                f"limits.shared: the folder {path!r} {fault}, but only this user may look into it "
+                "and write to it (mode 0700), or others could take units away. Remove it; it is "
+                "made anew"
+            )
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _mutex(folder: int) -> Iterator[bool]:
+    """Hold the lock of a folder, if nobody has it; gives whether."""
+    fd = os.open(_MUTEX, _FLAGS | os.O_CREAT, 0o600, dir_fd=folder)
+    try:
+        yield _lock(fd)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _look_at(folder: int, file: str) -> Holder | None:
+    """Return who holds a file; None if it is nobody's any more: it is removed then."""
+    try:
+        fd = os.open(file, _FLAGS, dir_fd=folder)
+    except FileNotFoundError:  # given back just now
+        return None
+    try:
+        if _lock(fd):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file, dir_fd=folder)
+            return None
+        numbers = os.read(fd, _MOST_BYTES).split()
+        if len(numbers) != 3 or not all(map(bytes.isdigit, numbers)):
+            raise SharedCapError(
+                f"limits.shared: the file {file!r} is locked, but not by envmgr: it does not say "
+                "how many units are held. End who has it, or remove the file"
+            )
+        return Holder(*map(int, numbers))
+    finally:
+        os.close(fd)
