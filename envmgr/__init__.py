@@ -6,8 +6,6 @@ too, stay small.
 
 from __future__ import annotations
 
-import importlib
-
 __version__ = "0.2.0"  # the one place where it stands: setup.cfg and the docs read it here
 
 TYPE_CHECKING = False  # as type checkers know it; `typing` takes 3 ms, also of each command
@@ -100,7 +98,9 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'envmgr' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"envmgr.{home}"), name)
+    from envmgr.optional_packages import own_part
+
+    value = getattr(own_part(home, f"envmgr.{name}"), name)
     globals()[name] = value
     return value
 

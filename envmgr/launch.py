@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.config.kind_sections import Limits, Ray
@@ -19,15 +19,18 @@ from envmgr.core.spares import all_factories, spare_factory, takers_of
 from envmgr.core.statistics import Tracer
 from envmgr.env.batch_specs import Batch, batches_of
 from envmgr.errors import ConfigError, LaunchError
+from envmgr.optional_packages import own_part
 from envmgr.policy import Deadlines, FailurePolicy, StartCaps
 from envmgr.shared_caps import SharedUnits
 from envmgr.spaces.reading import Unreadable, read_list, short_text
 from envmgr.transport.base import Transport
 from envmgr.transport.process.preloading import say_that_nothing_is_preloaded
-from envmgr.transport.ray.transport import ActorPlan
 from envmgr.types import Clock, EnvFactory, monotonic
 from envmgr.wire.arenas import ObservationRules
 from envmgr.wire.hosts import HostSettings, WorkerSettings
+
+if TYPE_CHECKING:
+    from envmgr.transport.ray.transport import ActorPlan
 
 logger = logging.getLogger("envmgr")
 
@@ -159,7 +162,7 @@ def actor_plan_of(config: ManagerConfig, factories: Sequence[EnvFactory]) -> Act
     if config.preload and not isolated:
         say_that_nothing_is_preloaded("manager.ray.isolation: actor")
     n_actors = n_units if config.spare_env_num and not isolated else n_hosts_of(config) or n_units
-    return ActorPlan(
+    plan: ActorPlan = own_part("transport.ray.transport", "type: ray").ActorPlan(
         options,
         n_actors if isolated else n_actors + config.spare_env_num,
         n_units,
@@ -168,6 +171,7 @@ def actor_plan_of(config: ManagerConfig, factories: Sequence[EnvFactory]) -> Act
         config.connect_timeout,
         config.shared_memory,
     )
+    return plan
 
 
 def host_settings_of(

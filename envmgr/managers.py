@@ -21,6 +21,7 @@ from envmgr.launch import (
     worker_settings_of,
 )
 from envmgr.manager import EnvManager
+from envmgr.optional_packages import own_part
 from envmgr.pools import rows_of_pool
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.transport.base import Transport
@@ -30,8 +31,6 @@ from envmgr.transport.process.preloading import PreloadRules, say_that_nothing_i
 from envmgr.transport.process.start_methods import make_spawner
 from envmgr.transport.process.threads import refuse_unsafe_fork
 from envmgr.transport.process.transport import ProcessTransport
-from envmgr.transport.ray.cluster import refuse_without_ray
-from envmgr.transport.ray.transport import RayTransport
 from envmgr.transport.thread import ThreadTransport
 from envmgr.types import EnvFactory
 from envmgr.vectorized import rows_of_vector_env
@@ -125,6 +124,14 @@ class PoolEnvManager(BaseEnvManager):
         return rows_of_pool(env_fn, config)
 
 
+class _ImportedTransport:
+    """Is the transport of the kind `ray` to who reads it, and imports that no sooner."""
+
+    def __get__(self, manager: Any, cls: Any) -> type[Transport]:
+        found: type[Transport] = own_part("transport.ray.transport", "type: ray").RayTransport
+        return found
+
+
 @ENV_MANAGER_REGISTRY.register("ray")
 class RayEnvManager(BaseEnvManager):
     """Envs on a Ray cluster (extra `ray`): `num_workers` actors share them.
@@ -134,10 +141,10 @@ class RayEnvManager(BaseEnvManager):
     """
 
     preset: ClassVar[Mapping[str, Any]] = {"type": "ray", "wait_num": math.inf}
-    _transport_cls: ClassVar[type[Transport]] = RayTransport
+    _transport_cls: ClassVar[type[Transport]] = _ImportedTransport()  # type: ignore[assignment]
 
     def _factories_of(self, env_fn: Any, config: ManagerConfig) -> list[EnvFactory]:
-        refuse_without_ray()
+        own_part("transport.ray.cluster", "type: ray").refuse_without_ray()
         if config.num_workers == "auto":
             raise ConfigError(
                 "manager.num_workers is auto, which looks at the cores of this machine, but type: "
@@ -146,7 +153,9 @@ class RayEnvManager(BaseEnvManager):
         return super()._factories_of(env_fn, config)
 
     def _make_transport(self) -> Transport:
-        return RayTransport(actor_plan_of(self._config, self._env_fn))
+        make: Any = self._transport_cls
+        transport: Transport = make(actor_plan_of(self._config, self._env_fn))
+        return transport
 
 
 @ENV_MANAGER_REGISTRY.register("async_subprocess")

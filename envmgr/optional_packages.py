@@ -33,3 +33,33 @@ def imported(module: str, needs: str, *, extra: str = "", note: str = "") -> Any
         raise MissingDependencyError(
             f"{needs}, which is not installed, or cannot be loaded ({error}). {how}{note}"
         ) from error
+
+
+def own_part(module: str, needs: str) -> Any:
+    """Import a module of a package at the edge of envmgr, which may have been left out.
+
+    Args:
+        module: its name below envmgr.
+        needs: what needs it.
+
+    Raises:
+        MissingDependencyError: the package is not there.
+    """
+    try:
+        return importlib.import_module(f"envmgr.{module}")
+    except ModuleNotFoundError as error:
+        refuse_without_own(error, needs)
+        raise
+
+
+def refuse_without_own(error: ModuleNotFoundError, needs: str) -> None:
+    """Raise if what could not be imported is a package of envmgr.
+
+    Raises:
+        MissingDependencyError: it is.
+    """
+    if (error.name or "").startswith("envmgr."):
+        raise MissingDependencyError(
+            f"{needs} needs the package {error.name}, which this installation of envmgr lacks. "
+            f"Install all of it: pip install --force-reinstall {DISTRIBUTION}"
+        ) from error

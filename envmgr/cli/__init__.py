@@ -51,11 +51,16 @@ def _run(argv: Sequence[str] | None) -> int:
         UnknownKeyError,
         UnreadableRunError,
     )
+    from envmgr.optional_packages import refuse_without_own
 
     try:
-        code = envmgr.main(
-            args=argv, prog_name="envmgr", standalone_mode=False, obj={"exits": argv is None}
-        )
+        try:
+            code = envmgr.main(
+                args=argv, prog_name="envmgr", standalone_mode=False, obj={"exits": argv is None}
+            )
+        except ModuleNotFoundError as error:
+            refuse_without_own(error, "this command")
+            raise
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except click.Abort:

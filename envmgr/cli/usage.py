@@ -10,8 +10,6 @@ from envmgr.config_file import ResolvedConfig
 from envmgr.launch import usable_cores
 from envmgr.manager import EnvManager
 from envmgr.proc import cpu_s_of, queued_s_of
-from envmgr.tuning.advice import Usage, advice_of
-from envmgr.tuning.settings import setting_of
 from envmgr.types import monotonic
 
 
@@ -41,6 +39,11 @@ class UsageMeter:
 
     def advice(self, statistics: CollectStatistics) -> str:
         """Return what would be much faster, in a sentence; empty if there is nothing to say."""
+        try:
+            from envmgr.tuning.advice import Usage, advice_of
+            from envmgr.tuning.settings import setting_of
+        except ModuleNotFoundError:  # an installation without `envmgr.tuning`
+            return ""
         began, ended = self._began, self._read(statistics)
         if began is None or ended is None or began.pids != ended.pids:
             return ""

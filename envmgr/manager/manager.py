@@ -75,7 +75,7 @@ from envmgr.manager.snapshots import (
 )
 from envmgr.manager.threads import CLOSING, LAUNCHING, in_thread
 from envmgr.normalizing import Normalization, normalization_of
-from envmgr.observing.episode_log import EpisodeLog
+from envmgr.optional_packages import own_part
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Seeds, seeds_by_env, seeds_of_spares
 from envmgr.spaces.reading import error_text
@@ -86,6 +86,9 @@ from envmgr.views import DictView, array_batch
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE
 from envmgr.wire.messages import EnvDescription, Op, SavedEnv
 from envmgr.worker.applied import EnvFunction, take_state, try_state
+
+if TYPE_CHECKING:
+    from envmgr.observing.episode_log import EpisodeLog
 
 T = TypeVar("T")
 
@@ -151,7 +154,10 @@ class EnvManager:
         self._shows_dicts = type(self._view) is DictView
         self._normalization = normalization_of(config, env_num)
         log = config.episode_log
-        self._episode_log = None if log is None else EpisodeLog(log, env_num)
+        self._episode_log: EpisodeLog | None = None
+        if log is not None:
+            part = own_part("observing.episode_log", "manager.episode_log")
+            self._episode_log = part.EpisodeLog(log, env_num)
         self._given_spaces = (
             validate.checked_space(observation_space, "observation_space"),
             validate.checked_space(action_space, "action_space"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from envmgr.config import ManagerConfig
 from envmgr.core import Supervisor
@@ -17,10 +17,11 @@ from envmgr.core.spares import NO_SPARES
 from envmgr.core.statistics import Statistics
 from envmgr.errors import EnvManagerError, LeaseError, ManagerClosedError, StateError
 from envmgr.manager.threads import CallThread
-from envmgr.observing.endpoint import Endpoint
-from envmgr.observing.episode_log import EpisodeLog
-from envmgr.observing.timeline import write_trace
+from envmgr.optional_packages import own_part
 from envmgr.spaces import ActionCheck
+
+if TYPE_CHECKING:
+    from envmgr.observing.episode_log import EpisodeLog
 
 
 class Refusal(AbstractContextManager[Supervisor]):
@@ -204,7 +205,8 @@ class Running:
         """
         metrics, watch = self._config.metrics, self.engine.watch
         if metrics is not None and metrics.port is not None and watch is not None:
-            watch.followers.append(Endpoint(metrics.port, lambda: watch.board))
+            endpoint = own_part("observing.endpoint", "manager.metrics.port").Endpoint
+            watch.followers.append(endpoint(metrics.port, lambda: watch.board))
 
     @property
     def owner(self) -> Owner:
@@ -308,7 +310,8 @@ class Running:
         """
         self.figures()  # for the last time with what hosts have measured
         if self._config.trace is not None:
-            write_trace(self._config.trace.path, self.engine)
+            timeline = own_part("observing.timeline", "manager.trace")
+            timeline.write_trace(self._config.trace.path, self.engine)
         self.engine.close(grace_s)
         if self._owner is not None:
             self._owner.end()
