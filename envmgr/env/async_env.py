@@ -104,8 +104,9 @@ class Blocking:
         import asyncio  # workers import this module, and most of them need no loop
 
         self._asyncio = asyncio
-        self._loop = _shared_loop or asyncio.new_event_loop()
-        self._is_own = _shared_loop is None
+        shared = _shared_loop
+        self._is_own = shared is None or shared.is_closed()
+        self._loop = asyncio.new_event_loop() if shared is None or self._is_own else shared
 
     def result_of(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result."""

@@ -13,7 +13,7 @@ from envmgr.env.async_env import close_async, reset_async, step_async
 from envmgr.env.contract import EnvContractError, StepResult
 from envmgr.wire.messages import FailureKind, Message, RemoteFailure
 from envmgr.worker.env_runner import EnvRunner, HostContext
-from envmgr.worker.event_loop import ENTER_LOOP, NO_LOOP, EnvWork
+from envmgr.worker.event_loop import NO_LOOP, EnvWork, Steps, wait_for
 from envmgr.worker.sinks import MessageSink
 
 
@@ -50,23 +50,23 @@ class AsyncEnvRunner(EnvRunner):
         self._work.run(self._step(sink, key, action), key.env_id, key.request_id, "step")
         return False
 
-    async def _step(self, sink: MessageSink, key: Any, action: Any) -> None:
-        await ENTER_LOOP
+    def _step(self, sink: MessageSink, key: Any, action: Any) -> Steps[None]:
+        yield
         try:
-            step_result = await self._step_with(action)
+            step_result = yield from self._step_with(action)
         except BaseException as error:  # as in `take_step`
             self.report_exception(sink, key, error)
             return
         self.take_step(sink, key, _as_it_is, step_result)
 
-    async def _step_with(self, action: Any) -> StepResult:
-        step_result = await step_async(self.env, action)
+    def _step_with(self, action: Any) -> Steps[StepResult]:
+        step_result = yield from wait_for(step_async(self.env, action))
         self._check_time()
         return step_result
 
-    async def _reset_with(self, params: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        await ENTER_LOOP
-        result = await reset_async(self.env, params)
+    def _reset_with(self, params: Mapping[str, Any] | None) -> Steps[tuple[Any, dict[str, Any]]]:
+        yield
+        result = yield from wait_for(reset_async(self.env, params))
         self._check_time()
         return result
 
@@ -104,9 +104,9 @@ class AsyncEnvRunner(EnvRunner):
         """Do something for a request when the reset that is under way is over, if one is."""
         self._work.run_after(then, message.env_id, message.request_id, "reset")
 
-    async def _reset_as_planned(self, sink: MessageSink, key: Any) -> None:
+    def _reset_as_planned(self, sink: MessageSink, key: Any) -> Steps[None]:
         try:
-            observation, info = await self._reset_with(self.plan.params)
+            observation, info = yield from self._reset_with(self.plan.params)
         except BaseException as error:  # as in `take_step`
             if not self._is_closed:
                 self._messages.send(sink.failure_reply(key, self.failure_of(error, "reset")))
@@ -115,13 +115,13 @@ class AsyncEnvRunner(EnvRunner):
 
     # -- its end ----------------------------------------------------------------------------
 
-    async def close_async(self) -> None:
+    def close_async(self) -> Steps[None]:
         """Cancel what is under way and close the env; what it raises is nobody's concern."""
         self._is_closed = True
-        await self._work.stop()
-        await ENTER_LOOP
+        yield from self._work.stop()
+        yield
         try:
-            await close_async(self.env)
+            yield from wait_for(close_async(self.env))
         except BaseException as error:  # the env is gone either way
             self._messages.failure_of(error, "close")
 

@@ -49,7 +49,7 @@ from envmgr.wire.messages import (
     SavedEnv,
 )
 from envmgr.wire.rewards import kind_of_reward
-from envmgr.worker.event_loop import finish
+from envmgr.worker.event_loop import Steps, done, finish
 from envmgr.worker.observations import ObservationWriter
 from envmgr.worker.sinks import BlockSink, MessageSink, reraise_interrupt
 
@@ -154,9 +154,10 @@ class EnvRunner:
         except BaseException as error:  # the env is gone either way
             reraise_interrupt(error, self._context.settings)
 
-    async def close_async(self) -> None:
-        """Close the env as `close` does; awaited where envs may be async."""
+    def close_async(self) -> Steps[None]:
+        """Close the env as `close` does; an async env may have to wait for it."""
         self.close()
+        return done(None)
 
     @property
     def resets_alone(self) -> bool:
@@ -271,12 +272,12 @@ class EnvRunner:
         """Run a RESET request and answer it."""
         finish(self.reset_and_answer(message))
 
-    async def reset_and_answer(self, message: Message) -> None:
-        """Do what `reset` does; the reset of an async env is awaited."""
+    def reset_and_answer(self, message: Message) -> Steps[None]:
+        """Do what `reset` does; an async env may have to wait for it."""
         wanted: ResetRequest = message.payload
         self.plan, self.episodes_left = wanted.plan, wanted.plan.episodes_left
         try:
-            observation, info = await self._reset_as_ordered(message)
+            observation, info = yield from self._reset_as_ordered(message)
             if wanted.keeps:
                 self.writer.write(observation, of_reset=True)  # only checks: it is not attached
         except BaseException as error:  # as in `take_step`
@@ -305,19 +306,19 @@ class EnvRunner:
             replies = self._answer_reset(self._messages, message, *kept)
             self.send(self._messages, message, replies)
 
-    async def _reset_with(self, params: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Reset the env; awaited where envs may be async."""
-        return self.reset_env(self.env, params)
+    def _reset_with(self, params: Mapping[str, Any] | None) -> Steps[tuple[Any, dict[str, Any]]]:
+        """Reset the env; an async env may have to wait for it."""
+        return done(self.reset_env(self.env, params))
 
-    async def _step_with(self, action: Any) -> StepResult:
-        """Take one action in the env; awaited where envs may be async."""
-        return self.step_result(action)
+    def _step_with(self, action: Any) -> Steps[StepResult]:
+        """Take one action in the env; an async env may have to wait for it."""
+        return done(self.step_result(action))
 
     def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
         """Return what is reported of an exception of the env; raise it if it is not the env's."""
         return self._messages.failure_of(error, during)
 
-    async def _reset_as_ordered(self, message: Message) -> tuple[Any, dict[str, Any]]:
+    def _reset_as_ordered(self, message: Message) -> Steps[tuple[Any, dict[str, Any]]]:
         wanted: ResetRequest = message.payload
         if wanted.saved is not None:
             states.put(self.env, wanted.saved.state)
@@ -325,14 +326,14 @@ class EnvRunner:
             return wanted.saved.obs, wanted.saved.info
         if wanted.seed is not None:
             adapt.seed_env(self.env, wanted.seed, wanted.dynamic_seed)
-        observation, info = await self._reset_with(wanted.params)
+        observation, info = yield from self._reset_with(wanted.params)
         if self._start_steps and message.generation == 0:
-            observation, info = await self._take_start_steps(wanted, observation, info)
+            observation, info = yield from self._take_start_steps(wanted, observation, info)
         return observation, info
 
-    async def _take_start_steps(
+    def _take_start_steps(
         self, wanted: ResetRequest, observation: Any, info: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> Steps[tuple[Any, dict[str, Any]]]:
         """Take the random steps that a launch begins with; return what the episode begins with."""
 
         def newest() -> Any:
@@ -343,13 +344,13 @@ class EnvRunner:
         action_space.seed(int(random.integers(1 << 31)))
         for _ in range(int(random.integers(self._start_steps, endpoint=True))):
             action = random_action(action_space, newest)
-            observation, _, done, _, step_info = await self._step_with(action)
+            observation, _, done, _, step_info = yield from self._step_with(action)
             if step_info and is_abnormal(step_info):
                 raise EnvContractError(
                     f"a step of {env_name(self.env)} that start_steps asks for was abnormal"
                 )
             if done:
-                observation, info = await self._reset_with(wanted.params)
+                observation, info = yield from self._reset_with(wanted.params)
         self._start_steps = 0
         return observation, info
 

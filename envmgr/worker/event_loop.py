@@ -1,16 +1,18 @@
 """The event loop of a worker that runs async envs, and what is under way in it for each of them.
 
-Code that serves sync and async envs alike is written as coroutines. `finish` runs one that waits
-for nothing, at the price of a call; `WorkerLoop.run` runs one at once until it awaits `ENTER_LOOP`,
-and the rest as a task. So a worker without async envs has no event loop, and does not even import
-asyncio.
+Code that serves sync and async envs alike is written as generators (`Steps`). `finish` runs one
+that waits for nothing, at the price of a call; `WorkerLoop.run` runs one at once until it yields,
+and the rest as a task: the first `yield` enters the event loop. So a worker without async envs has
+none, and does not even import asyncio. (Coroutines would do the same. But if Ctrl-C comes between
+the making of one and its first step, in the trainer, Python warns that it was never awaited.)
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+import types
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from envmgr.env.async_env import use_loop
 from envmgr.env.contract import EnvContractError
@@ -27,33 +29,53 @@ NO_LOOP = (
 )
 
 
-class _EnterLoop:
-    """Awaited where the rest of a coroutine needs a running event loop."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
+Steps = Generator[Any, Any, T]
+"""What may have to wait for something, and gives a T."""
 
 
-ENTER_LOOP = _EnterLoop()
+def done(value: T) -> Steps[T]:
+    """Wait for nothing and return a value."""
+    yield from ()
+    return value
 
 
-def finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing; return its result.
+def _wait_for(coroutine: Coroutine[Any, Any, T]) -> Steps[T]:
+    result: T = yield from coroutine  # type: ignore[misc]
+    return result
+
+
+wait_for: Callable[[Coroutine[Any, Any, T]], Steps[T]]
+wait_for = types.coroutine(_wait_for)  # type: ignore[assignment]
+"""Waits for a coroutine, in the event loop."""
+
+
+class Awaitable(Generic[T]):
+    """Steps that a coroutine can await."""
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps = steps
+
+    def __await__(self) -> Steps[T]:
+        return self._steps
+
+
+def finish(steps: Steps[T]) -> T:
+    """Run steps that wait for nothing; return their result.
 
     Raises:
-        EnvContractError: it waits for something.
+        EnvContractError: they wait for something.
     """
     try:
-        coroutine.send(None)
+        steps.send(None)
     except StopIteration as stop:
         result: T = stop.value
         return result
-    coroutine.close()
+    steps.close()
     raise EnvContractError(NO_LOOP)
 
 
 class WorkerLoop:
-    """The event loop of a worker process; there is none until the first coroutine needs it.
+    """The event loop of a worker process; there is none until something has to wait.
 
     Args:
         note_running: is told which env's code is run: its env_id + 1, or 0 for none.
@@ -71,7 +93,10 @@ class WorkerLoop:
         self._wake: Callable[[], object] | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """Run a coroutine at once until it awaits `ENTER_LOOP`, and the rest as a task.
+        """Run steps at once until they wait for something, and the rest as a task.
+
+        Args:
+            coroutine: steps in the form of one; it has not entered the loop.
 
         Returns:
             The task; None if the coroutine has finished.
@@ -110,7 +135,7 @@ class WorkerLoop:
     def serve(
         self,
         run_round: Callable[[], bool],
-        close: Callable[[], Awaitable[None]],
+        close: Callable[[], Coroutine[Any, Any, None]],
         fds: tuple[int, ...],
     ) -> None:
         """Run the loop until a round says that it is the last one.
@@ -128,7 +153,7 @@ class WorkerLoop:
     async def _serve(
         self,
         run_round: Callable[[], bool],
-        close: Callable[[], Awaitable[None]],
+        close: Callable[[], Coroutine[Any, Any, None]],
         fds: tuple[int, ...],
     ) -> None:
         import asyncio
@@ -150,19 +175,17 @@ def _ignore(number: int) -> None:
 
 
 class _Noted(Coroutine[Any, Any, T]):
-    """A coroutine of which somebody is told when it is run, and by whom.
+    """Steps as a coroutine; somebody is told when they are run, and whose they are.
 
     Args:
-        inside: the coroutine.
+        inside: the steps.
         note: is told.
         number: which env's it is, as `WorkerLoop.note_running` is told.
     """
 
     __slots__ = ("_inside", "_note", "_number")
 
-    def __init__(
-        self, inside: Coroutine[Any, Any, T], note: Callable[[int], None], number: int
-    ) -> None:
+    def __init__(self, inside: Steps[T], note: Callable[[int], None], number: int) -> None:
         self._inside, self._note, self._number = inside, note, number
 
     def send(self, value: Any, /) -> Any:
@@ -185,8 +208,8 @@ class _Noted(Coroutine[Any, Any, T]):
         """End it."""
         self._inside.close()
 
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self._inside.__await__()
+    def __await__(self) -> Steps[T]:
+        return self._inside
 
 
 class EnvWork:
@@ -203,33 +226,31 @@ class EnvWork:
         self.loop = loop
         self.where: str | None = None
         self._task: asyncio.Task[None] | None = None
-        self._coroutine: Any = None
+        self._steps: Any = None
         self._doing: tuple[int, str] = (0, "")
 
-    def run(
-        self, coroutine: Coroutine[Any, Any, None], env_id: int, request_id: int, during: str
-    ) -> None:
+    def run(self, steps: Steps[None], env_id: int, request_id: int, during: str) -> None:
         """Run what answers a request, as far as it can be run at once; the rest in the loop.
 
         Args:
-            coroutine: answers it.
+            steps: answer it.
             env_id: whose request.
             request_id: the request.
             during: what it does, as in `RemoteFailure`.
         """
         self.where = None
         if self.loop is None:
-            finish(coroutine)
+            finish(steps)
         else:
-            self._doing, self._coroutine = (request_id, during), coroutine
-            noted = _Noted(coroutine, self.loop.note_running, env_id + 1)
+            self._doing, self._steps = (request_id, during), steps
+            noted = _Noted(steps, self.loop.note_running, env_id + 1)
             self._task = self.loop.run(noted)
 
     def cancel(self, request_id: int, during: str) -> None:
         """Cancel what answers a request, if that is under way; the arguments are as of `run`."""
         task = self._task
         if task is not None and not task.done() and (request_id, during) == self._doing:
-            self.where = _where(self._coroutine)
+            self.where = _where(self._steps)
             task.cancel()
 
     def run_after(
@@ -241,34 +262,34 @@ class EnvWork:
         """
         self.run(_run_after(then, self._task), env_id, request_id, during)
 
-    async def stop(self) -> None:
+    def stop(self) -> Steps[None]:
         """Cancel what is under way, unless it is the caller, and wait for its end."""
         task, self._task = self._task, None
         if task is None or task.done():
             return
-        await ENTER_LOOP
+        yield
         import asyncio
 
         if task is not asyncio.current_task():
             task.cancel()
-            await asyncio.wait([task])
+            yield from wait_for(asyncio.wait([task]))
 
 
-async def _run_after(then: Callable[[], None], earlier: asyncio.Task[None] | None) -> None:
+def _run_after(then: Callable[[], None], earlier: asyncio.Task[None] | None) -> Steps[None]:
     if earlier is not None and not earlier.done():
-        await ENTER_LOOP
+        yield
         import asyncio
 
         try:
-            await asyncio.wait([earlier])
+            yield from wait_for(asyncio.wait([earlier]))
         except asyncio.CancelledError:
             earlier.cancel()
-            await asyncio.wait([earlier])
+            yield from wait_for(asyncio.wait([earlier]))
     then()
 
 
 def _where(coroutine: Any) -> str:
-    """Return the stack of a coroutine that waits, down to the innermost one."""
+    """Return the stack of steps that wait, down to the innermost coroutine."""
     frames = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType
@@ -18,6 +18,7 @@ from envmgr.env import adapt
 from envmgr.env.batch_specs import Batch
 from envmgr.env.contract import EnvContractError, env_name
 from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.env.old_gym import awaited
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.types import EnvFactory
 from envmgr.wire.arenas import Placement
@@ -44,7 +45,15 @@ from envmgr.worker.env_runner import (
     HostContext,
     block_row_of,
 )
-from envmgr.worker.event_loop import ENTER_LOOP, NO_LOOP, EnvWork, WorkerLoop, finish
+from envmgr.worker.event_loop import (
+    NO_LOOP,
+    Awaitable,
+    EnvWork,
+    Steps,
+    WorkerLoop,
+    finish,
+    wait_for,
+)
 from envmgr.worker.sinks import BlockSink, MessageSink, Send
 
 _METHOD_TYPES = (MethodType, FunctionType, BuiltinMethodType)
@@ -185,7 +194,7 @@ class Host:
         import asyncio  # as in `event_loop`
 
         self.pending_resets.clear()
-        await asyncio.gather(*(env.close() for env in self._envs.values()))
+        await asyncio.gather(*(_closed(env) for env in self._envs.values()))
 
     def _has_reached_a_limit(self) -> bool:
         """Whether this worker wants to be replaced; once it does, it goes on to."""
@@ -279,14 +288,15 @@ class HostedEnv:
         else:
             self._run(self._answer_call(message, runner), message, "call")
 
-    def _run(self, coroutine: Coroutine[Any, Any, None], message: Message, during: str) -> None:
-        self._work.run(coroutine, message.env_id, message.request_id, during)
+    def _run(self, steps: Steps[None], message: Message, during: str) -> None:
+        self._work.run(steps, message.env_id, message.request_id, during)
 
-    async def _build(self, message: Message) -> None:
+    def _build(self, message: Message) -> Steps[None]:
         """Build the env, in place of the one before, and answer."""
-        await self.close()
+        yield from self.close()
         try:
-            env = adapt.as_base_env(await self._built(message), self.env_id)
+            built = yield from self._built(message)
+            env = adapt.as_base_env(built, self.env_id)
             if adapt.is_async(env):
                 self._refuse_async_beside_posted_steps()
                 self._runner = AsyncEnvRunner(env, self._context, self._work)
@@ -299,7 +309,7 @@ class HostedEnv:
             reply = self._failure_reply(message, error, "construction")
         self._messages.send(reply)
 
-    async def _built(self, message: Message) -> Any:
+    def _built(self, message: Message) -> Steps[Any]:
         """Return what the factory builds, which may have to be awaited."""
         built = self._factory()
         if inspect.isawaitable(built):
@@ -308,8 +318,8 @@ class HostedEnv:
                     built.close()
                 raise EnvContractError(NO_LOOP)
             self._messages.announce(message, message.op, goes_on=True)
-            await ENTER_LOOP
-            built = await built
+            yield
+            built = yield from wait_for(awaited(built))
         self._envs_in_use.claim(built, self)
         return built
 
@@ -344,19 +354,19 @@ class HostedEnv:
             description = description._replace(metadata=None, spec=None)
             return self._messages.reply(message, Op.HELLO, description)
 
-    async def close(self) -> None:
+    def close(self) -> Steps[None]:
         """Close the env, if there is one."""
         runner, self._runner = self._runner, None
         if self._stepper is not None:
             self._stepper.remove_row(self.env_id)
         try:
             if runner is not None:
-                await runner.close_async()
+                yield from runner.close_async()
         finally:
             self._envs_in_use.release(self)
 
-    async def _release(self, message: Message) -> None:
-        await self.close()
+    def _release(self, message: Message) -> Steps[None]:
+        yield from self.close()
         self._messages.send(self._messages.reply(message, Op.RESULT, None))
 
     def adopt(self, message: Message) -> None:
@@ -398,19 +408,19 @@ class HostedEnv:
         """Return what stands for an observation where the trainer does not share the memory."""
         return reference if self._runner is None else self._runner.writer.with_bytes(reference)
 
-    async def _answer_call(self, message: Message, runner: EnvRunner) -> None:
+    def _answer_call(self, message: Message, runner: EnvRunner) -> Steps[None]:
         op = message.op
         try:
             if runner.is_async and op == Op.APPLY:  # the function may wait for what the env does
-                await ENTER_LOOP
+                yield
                 import asyncio  # as in `event_loop`
 
-                result = await asyncio.to_thread(_apply, runner, message.payload)
+                result = yield from wait_for(asyncio.to_thread(_apply, runner, message.payload))
             else:
                 result = _CALLS[op](runner, message.payload)
             if runner.is_async and inspect.isawaitable(result):
-                await ENTER_LOOP
-                result = await result
+                yield
+                result = yield from wait_for(awaited(result))
             reply = self._messages.reply(message, Op.RESULT, result)
         except BaseException as error:  # as in `_build`
             if op == Op.GET_ATTR and isinstance(error, AttributeError):
@@ -420,6 +430,10 @@ class HostedEnv:
             else:
                 reply = self._failure_reply(message, error, "call")
         self._messages.send(reply)
+
+
+async def _closed(env: HostedEnv) -> None:
+    await Awaitable(env.close())
 
 
 def _call(runner: EnvRunner, payload: Any) -> Any:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from envmgr.env.contract import EnvContractError
-from envmgr.worker.event_loop import ENTER_LOOP, EnvWork, WorkerLoop, finish
+from envmgr.worker.event_loop import (
+    Awaitable,
+    EnvWork,
+    Steps,
+    WorkerLoop,
+    finish,
+    wait_for,
+)
 
 
 @pytest.fixture
@@ -26,13 +33,17 @@ def loop(noted: list[int]) -> Iterator[WorkerLoop]:
         asyncio.set_event_loop(None)
 
 
-async def told(log: list[str], *, waits: bool) -> None:
+def told(log: list[str], *, waits: bool) -> Steps[None]:
     log.append("begun")
     if waits:
-        await ENTER_LOOP
+        yield
         log.append("in the loop")
-        await asyncio.sleep(0)
+        yield from wait_for(asyncio.sleep(0))
     log.append("ended")
+
+
+async def awaited(steps: Steps[None]) -> None:
+    await Awaitable(steps)
 
 
 def turn(loop: WorkerLoop, *others: Coroutine[Any, Any, Any]) -> None:
@@ -49,7 +60,7 @@ def turn(loop: WorkerLoop, *others: Coroutine[Any, Any, Any]) -> None:
 
 def test_what_waits_for_nothing_needs_no_loop(loop: WorkerLoop) -> None:
     log: list[str] = []
-    assert loop.run(told(log, waits=False)) is None
+    assert loop.run(awaited(told(log, waits=False))) is None
     finish(told(log, waits=False))
     assert log == ["begun", "ended"] * 2
     assert loop.loop is None
@@ -64,7 +75,7 @@ def test_what_waits_without_a_loop_is_refused() -> None:
 
 def test_the_rest_is_a_task_from_where_it_enters_the_loop(loop: WorkerLoop) -> None:
     log: list[str] = []
-    task = loop.run(told(log, waits=True))
+    task = loop.run(awaited(told(log, waits=True)))
     assert log == ["begun"]
     assert task is not None
     turn(loop)
@@ -73,14 +84,14 @@ def test_the_rest_is_a_task_from_where_it_enters_the_loop(loop: WorkerLoop) -> N
 
 
 def test_what_a_task_raises_ends_the_serving(loop: WorkerLoop) -> None:
-    async def fails() -> None:
-        await ENTER_LOOP
+    def fails() -> Steps[None]:
+        yield
         raise OSError("the trainer is gone")
 
     async def close() -> None:
         raise AssertionError("it is not asked to")
 
-    loop.run(fails())
+    loop.run(awaited(fails()))
     with pytest.raises(OSError, match="the trainer is gone"):
         loop.serve(lambda: False, close, ())
 
@@ -95,10 +106,10 @@ def test_serving_ends_after_the_last_round(loop: WorkerLoop) -> None:
     assert log == ["round", "closed"]
 
 
-async def hang(log: list[str]) -> None:
-    await ENTER_LOOP
+def hang(log: list[str]) -> Steps[None]:
+    yield
     try:
-        await asyncio.Event().wait()
+        yield from wait_for(asyncio.Event().wait())
     except asyncio.CancelledError:
         log.append("cancelled")
 
@@ -126,7 +137,7 @@ def test_what_is_under_way_is_stopped_and_waited_for(loop: WorkerLoop) -> None:
     work, log = EnvWork(loop), list[str]()
     work.run(hang(log), 3, 7, "step")
     turn(loop)
-    turn(loop, work.stop(), work.stop())
+    turn(loop, awaited(work.stop()), awaited(work.stop()))
     assert log == ["cancelled"]
 
 
@@ -153,10 +164,10 @@ def test_to_cancel_what_follows_is_to_cancel_what_is_under_way(loop: WorkerLoop)
 def test_it_says_whose_code_runs(loop: WorkerLoop, noted: list[int]) -> None:
     work, seen = EnvWork(loop), list[int]()
 
-    async def look() -> None:
-        await ENTER_LOOP
+    def look() -> Steps[None]:
+        yield
         seen.append(noted[-1])
-        await asyncio.sleep(0)
+        yield from wait_for(asyncio.sleep(0))
         seen.append(noted[-1])
 
     work.run(look(), 3, 7, "step")
