@@ -42,7 +42,6 @@ from envmgr.reporting.files import (
     Sample,
     Seconds,
 )
-from envmgr.texts import counted
 
 UNKNOWN = "unknown"
 """Kind of the failures of a part that was killed: only how many there were is written meanwhile."""
@@ -451,8 +450,3 @@ def refuse_changes(config: Path, resolved: ResolvedConfig) -> None:
 
 _OWN = ("collect.output", "manager.trace")
 """Keys that a resumed run has values of its own for."""
-
-
-def times(n: int) -> str:
-    """Return how often something happened, in words."""
-    return "once" if n == 1 else "twice" if n == 2 else counted(n, "time")

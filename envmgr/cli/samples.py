@@ -110,7 +110,6 @@ class Samples:
         return sample if self._before is None else _added(sample, self._before)
 
 
-
 _SUMS = (
     "failures",
     "policy_s",

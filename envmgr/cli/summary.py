@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.resume import Earlier, times
+from envmgr.cli.resume import Earlier
 from envmgr.cli.texts import failures_text, print_table, states_text
 from envmgr.collect import Collector, CollectStatistics
 from envmgr.config import to_plain
 from envmgr.manager import EnvManager
-from envmgr.texts import counted, number
+from envmgr.texts import counted, how_often, number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +93,7 @@ def print_summary(
         rows.append(("recycled", f"{counted(stats['recycled'], 'worker')} that reached a limit"))
     if summary.get("resumed"):
         latest = summary["resumed"][-1]["at"]
-        rows.append(("resumed", f"{times(len(summary['resumed']))}, the last time at {latest}"))
+        rows.append(("resumed", f"{how_often(len(summary['resumed']))}, the last time at {latest}"))
     rows.append(("results", where or "not written"))
     console.print(f"{title}: {summary['ending']}", style="bold", markup=False, highlight=False)
     print_table(console, (), rows)
