@@ -1,4 +1,4 @@
-"""What processes of envmgr's own are called in `top`, `htop` and `ps`."""
+"""What processes of envmgr's own are called where the system lists its processes."""
 
 from __future__ import annotations
 
