@@ -43,3 +43,8 @@ def env_ids_text(env_ids: Iterable[int]) -> str:
     for run in runs:
         parts += [f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run)
     return f"env{'' if len(ids) == 1 else 's'} {', '.join(parts)}"
+
+
+def how_often(n: int) -> str:
+    """Return how often something happened, in words."""
+    return "once" if n == 1 else "twice" if n == 2 else counted(n, "time")

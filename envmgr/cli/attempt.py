@@ -141,7 +141,12 @@ class Attempt(ABC):
         self._collector, goal = collector, self._resolved.values.collect
         progress.start(collector)
         try:
-            for _ in collector.iterate(steps=goal.steps, episodes=goal.episodes):
+            done = collector.statistics  # of a run that was resumed: not nothing
+            steps = _rest(goal.steps, done.steps)
+            episodes = _rest(goal.episodes, done.episodes)
+            if 0 in (steps, episodes):
+                return  # it was killed when it had collected everything
+            for _ in collector.iterate(steps=steps, episodes=episodes):
                 self._tick(progress, collector)
                 if self._interruption.requested:
                     raise KeyboardInterrupt
@@ -195,3 +200,8 @@ class Attempt(ABC):
             return error_text(error)
         traceback.print_exception(error)  # of the policy's code, or a defect of ours
         return f"{type(error).__name__}: {error}"
+
+
+def _rest(wanted: int | None, found: int) -> int | None:
+    """Return how many are left to collect; None for no limit."""
+    return None if wanted is None else max(wanted - found, 0)

@@ -55,11 +55,17 @@ _LISTS = ("allow_imports", "allow_env", "allow")
 
 def reads_config(command: _Command) -> _Command:
     """Let a command read a config, by options that say which one and how."""
-    return _config_options(_allowing(command))
+    return _config(_config_options(_allowing(command)))
 
 
+def reads_config_or_none(command: _Command) -> _Command:
+    """Let a command read a config, which may be that of a run that is resumed."""
+    return _config_or_none(_config_options(_allowing(command)))
+
+
+_config = click.argument("config", metavar="CONFIG", type=click.Path())
+_config_or_none = click.argument("config", metavar="CONFIG", type=click.Path(), required=False)
 _config_options = _with(
-    click.argument("config", metavar="CONFIG", type=click.Path()),
     click.option(
         "--set",
         "overrides",
@@ -120,11 +126,43 @@ def envmgr() -> None:
     """Run many reinforcement-learning environments at once."""
 
 
+def _resolve_resume(options: dict[str, Any], no_output: bool) -> None:
+    """Have `--resume` name the config; refuse it together with what a run is begun with.
+
+    Raises:
+        UsageError: it is, or neither it nor a config is given.
+    """
+    if options["resume"] is None:
+        if options["config"] is None:
+            raise click.MissingParameter(param_hint="'CONFIG'", param_type="argument")
+        return
+    names = ("config", "steps", "episodes", "seed", "output", "force")
+    given = ["--no-output"] if no_output else []
+    given += [name if name == "config" else f"--{name}" for name in names if options[name]]
+    if given:
+        what = given[0].replace("config", f"the config {options['config']}")
+        raise click.UsageError(
+            f"--resume goes on with what the run was begun with, so {what} cannot be given with "
+            "it. --allow..., --traceback and --trace can."
+        )
+    from pathlib import Path
+
+    from envmgr.reporting.files import CONFIG
+
+    options["config"] = str(Path(options["resume"]) / CONFIG)
+
+
 # -- running --------------------------------------------------------------------------------------
 
 
 @envmgr.command(short_help="Collect timesteps as a config says.")
-@reads_config
+@reads_config_or_none
+@click.option(
+    "--resume",
+    type=click.Path(),
+    metavar="RUN",
+    help="Go on with a run that was killed or interrupted, in place of CONFIG: its folder.",
+)
 @_steps
 @click.option(
     "--episodes",
@@ -159,10 +197,12 @@ def run(process: dict[str, bool], /, no_output: bool, **options: Any) -> int:
     """Collect timesteps with the manager, the envs and the policy that CONFIG names.
 
     Ends after --steps, --episodes, or when every env has run manager.episode_num episodes. Ctrl-C
-    and SIGTERM end it, too, and what was collected is kept. SIGUSR1 prints what `envmgr dump` does.
+    and SIGTERM end it, too, and what was collected is kept: --resume RUN collects the rest. SIGUSR1
+    prints what `envmgr dump` does.
 
     Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.
     """
+    _resolve_resume(options, no_output)
     if options["steps"] is not None and options["episodes"] is not None:
         raise click.UsageError("give --steps or --episodes, not both: a run ends with one of them")
     if no_output and (options["output"] is not None or options["force"]):

@@ -32,6 +32,9 @@ class Logger(ABC):
     environment: ClassVar[Mapping[str, str]] = {}
     """Variables that it finds when it is imported, unless they are set."""
 
+    goes_on = False
+    """Whether the run was resumed, so that there are figures already."""
+
     @abstractmethod
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Begin to write there.
@@ -55,7 +58,11 @@ class CsvLogger(Logger):
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Open the file."""
         self._file = open(  # noqa: SIM115 - until `close`
-            folder / "metrics.csv", "w", encoding="utf-8", newline="", buffering=1
+            folder / "metrics.csv",
+            "a" if self.goes_on else "w",
+            encoding="utf-8",
+            newline="",
+            buffering=1,
         )
         self._writer: Any = None
 
@@ -63,7 +70,8 @@ class CsvLogger(Logger):
         """Write a line."""
         if self._writer is None:
             self._writer = csv.DictWriter(self._file, list(figures), extrasaction="ignore")
-            self._writer.writeheader()
+            if not self._file.tell():
+                self._writer.writeheader()
         self._writer.writerow(figures)
 
     def close(self) -> None:
@@ -152,13 +160,14 @@ class Loggers:
         self._due_s = 0.0
         self._before: tuple[float, int] = (0.0, 0)
 
-    def begin(self, folder: Path, config: Mapping[str, Any]) -> None:
-        """Begin to write.
+    def begin(self, folder: Path, config: Mapping[str, Any], *, goes_on: bool = False) -> None:
+        """Begin to write, or go on if the run was resumed.
 
         Raises:
             OSError: nothing can be written.
         """
         for logger in self._loggers:
+            logger.goes_on = goes_on
             logger.open(folder, config)
             self._open.append(logger)
         self._due_s = time.monotonic() + EVERY_S

@@ -13,14 +13,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from envmgr.cli.run_lock import RunLock
 from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
 from envmgr.observing.boards import PROCESS, process_facts
 from envmgr.reporting.files import CONFIG, EPISODES, FIGURES, PAGE, SAMPLES, SUMMARY
 from envmgr.whole_files import write_whole
 
-RESULTS = (EPISODES, CONFIG, SUMMARY, SAMPLES, PAGE, FIGURES)
-"""What a run leaves behind. As long as it goes on, `PROCESS` is there too."""
+RUN = "run.json"
+"""Name of the file that says when a run was begun and resumed; see `envmgr.cli.resume`."""
+
+RESULTS = (EPISODES, CONFIG, SUMMARY, SAMPLES, PAGE, FIGURES, RUN)
+"""What a run leaves behind. As long as it goes on, `PROCESS` and the lock are there too."""
 
 
 class RunFolder:
@@ -32,11 +36,20 @@ class RunFolder:
     Args:
         path: the folder; need not exist.
         force: replace the results that it holds.
+        facts: what is to be in `run.json`.
+
+    Attributes:
+        resumed: how often the run was resumed.
     """
 
-    def __init__(self, path: Path, *, force: bool = False) -> None:
+    resumed = 0
+
+    def __init__(self, path: Path, *, force: bool = False, facts: bytes = b"{}\n") -> None:
         self.path = path
         self._force = force
+        self._facts = facts
+        self._begun = False
+        self._lock: RunLock | None = None
         self._made: list[Path] = []
         self._written: list[Path] = []
         self._episodes: io.FileIO | None = None
@@ -76,7 +89,7 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether `begin` was called."""
-        return bool(self._written)
+        return self._begun
 
     def begin(self, config_yaml: str) -> None:
         """Write the config, and open the list of episodes.
@@ -90,8 +103,19 @@ class RunFolder:
         # Exclusively: of two runs that begin here at once, one fails. And unbuffered: a line is
         # with the system as soon as it is written, whatever becomes of this process.
         self._episodes = io.FileIO(self.path / EPISODES, "x")
-        self._written = [self.path / name for name in (EPISODES, CONFIG, SAMPLES)]
+        self._begun = True
+        self._written = [self.path / name for name in (EPISODES, CONFIG, SAMPLES, RUN)]
+        self._lock = RunLock(self.path)
+        if not self._lock.take():
+            raise FileExistsError(errno.EEXIST, "another run goes on here", str(self.path))
         write_whole(self.path / CONFIG, config_yaml.encode())
+        self._write_facts(self._facts)
+        self._write_process()
+
+    def _write_facts(self, facts: bytes) -> None:
+        write_whole(self.path / RUN, facts)
+
+    def _write_process(self) -> None:
         write_whole(self.path / PROCESS, json.dumps(process_facts()).encode(), b"\n")
 
     def add(self, record: EpisodeRecord) -> None:
@@ -102,7 +126,8 @@ class RunFolder:
         """
         if self._episodes is None:
             return
-        line = json.dumps(record.as_dict(), allow_nan=False).encode() + b"\n"
+        fields = {**record.as_dict(), "resumed": self.resumed}
+        line = json.dumps(fields, allow_nan=False).encode() + b"\n"
         before = self._episodes.tell()
         if self._episodes.write(line) != len(line):
             self._episodes.truncate(before)  # whole lines only
@@ -126,6 +151,12 @@ class RunFolder:
             self._episodes = None
             with contextlib.suppress(OSError):
                 (self.path / PROCESS).unlink(missing_ok=True)
+        self._end_lock()
+
+    def _end_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def discard(self) -> None:
         """Remove what this run has made: it came to nothing."""

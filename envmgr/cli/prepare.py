@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from envmgr.cli.output import RunFolder, default_path
 from envmgr.cli.progress import Goal
+from envmgr.cli.resume import ResumedFolder, RunFacts, refuse_changes
 from envmgr.config.env_factories import env_factories
 from envmgr.config.origins import Source
 from envmgr.config.paths import check_output
@@ -41,6 +43,7 @@ class RunOptions:
         force: replace results.
         write: whether to write files.
         traceback: show the tracebacks of envs.
+        resume: the folder of a run that goes on; `config` is then the one in it.
     """
 
     config: str
@@ -54,6 +57,7 @@ class RunOptions:
     force: bool = False
     write: bool = True
     traceback: bool = False
+    resume: str | None = None
 
     def resolve(self) -> ResolvedConfig:
         """Return the config, with the overrides, those with options of their own last.
@@ -70,9 +74,14 @@ class RunOptions:
             overrides.append(f"manager.seed={self.seed}")
         if self.trace is not None:
             overrides.append(f"manager.trace={json.dumps({'path': self.trace})}")
-        if self.output is not None:
+        elif self.resume is not None:
+            overrides.append("manager.trace=null")  # there is one already, of what was before
+        if self.output is not None or self.resume is not None:
             overrides.append("collect.output=null")  # whatever the config says is not asked for
-        return resolve_config(self.config, set=overrides, **self.allowed)
+        resolved = resolve_config(self.config, set=overrides, **self.allowed)
+        if self.resume is not None:
+            refuse_changes(Path(self.config), resolved)
+        return resolved
 
 
 def goal_of(resolved: ResolvedConfig) -> Goal:
@@ -176,7 +185,13 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
 
     Raises:
         ConfigError: it holds results, or cannot be written.
+        UnreadableRunError: the run to resume cannot be.
     """
+    if options.resume is not None:
+        resumed = ResumedFolder(Path(options.resume))
+        resumed.prepare()
+        resumed.prepare_seed(resolved)
+        return resumed
     if not options.write:
         return None
     given = options.output or resolved.values.collect.output
@@ -186,6 +201,7 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
     # Local time: it is for people, who look for the run of this afternoon.
     now = datetime.now().astimezone()
     path = Path(given).expanduser() if given else default_path(options.config, now)
-    folder = RunFolder(path, force=options.force)
+    facts = RunFacts(os.path.abspath(options.config), now.isoformat(timespec="seconds"))
+    folder = RunFolder(path, force=options.force, facts=facts.as_json())
     folder.prepare()
     return folder

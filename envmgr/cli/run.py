@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
+import msgspec
 
 from envmgr.cli.attempt import CODES, Attempt
 from envmgr.cli.interrupt import Interruption
@@ -17,6 +19,7 @@ from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, manager_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.report import write_report
+from envmgr.cli.resume import Earlier, ResumedFolder, refuse_no_run
 from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.texts import raised_by_envs
@@ -25,7 +28,7 @@ from envmgr.cli.versions import versions
 from envmgr.collect import Collector
 from envmgr.config import to_plain
 from envmgr.config.origins import Source
-from envmgr.config_file import ResolvedConfig, to_yaml
+from envmgr.config_file import ResolvedConfig, read_config_file, to_yaml
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.reporting.files import VIDEOS
 from envmgr.texts import counted
@@ -42,11 +45,14 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
         ConfigError, MissingDependencyError: nothing was run.
         KeyboardInterrupt: interrupted before anything was collected.
     """
+    if options.resume is not None:
+        refuse_no_run(Path(options.resume))
     resolved = _measured(options)
-    run = _Run(options, resolved, manager_of(resolved), interruption)
-    run.loggers = Loggers(resolved.values.collect.loggers, writes=options.write)
-    run.folder = folder = folder_of(options, resolved)
+    loggers = Loggers(resolved.values.collect.loggers, writes=options.write)
+    folder = folder_of(options, resolved)
     try:
+        run = _Run(options, resolved, manager_of(resolved), interruption)
+        run.loggers, run.folder = loggers, folder
         run.save_videos()
         return run.execute()
     except BaseException:
@@ -93,20 +99,50 @@ class _Run(Attempt):
             )
         self._manager.enable_save_replay(str(self.folder.path.absolute() / VIDEOS))
 
+    @property
+    def _earlier(self) -> Earlier | None:
+        return self.folder.earlier if isinstance(self.folder, ResumedFolder) else None
+
     def _announce(self) -> None:
+        earlier = self._earlier
+        if earlier is not None:
+            found = earlier.statistics
+            what = f"{counted(found.n_ended, 'episode')} and {counted(found.steps, 'timestep')}"
+            print(f"envmgr run: resuming {self._run_options.resume}: {what} are there", flush=True)
         print(f"envmgr run: launching {self.title}", flush=True)
+
+    def _about(self) -> dict[str, Any]:
+        about, earlier = super()._about(), self._earlier
+        if earlier is None:
+            return {**about, "resumed": []}
+        facts = earlier.facts
+        of_the_run = {
+            "config": facts.config,
+            "seed": read_config_file(self._run_options.config)["manager"]["seed"],
+            "began_at": facts.began_at,
+            "resumed": msgspec.to_builtins(facts.resumed, str_keys=True),
+        }
+        return {**about, **of_the_run}
 
     def _work(self, progress: Progress) -> None:
         manager, values = self._manager, self._resolved.values
         policy = self._make_policy()
         if self.folder is not None:
             self.folder.begin(self._config_text())
-            self.loggers.begin(self.folder.path, to_plain(values))
+            self.loggers.begin(self.folder.path, to_plain(values), goes_on=self.folder.resumed > 0)
         on_episode = None if self.folder is None else self.folder.add
-        collector = Collector(manager, policy, on_episode=on_episode, keep_episodes=False)
+        earlier = self._earlier
+        collector = Collector(
+            manager,
+            policy,
+            on_episode=on_episode,
+            keep_episodes=False,
+            statistics=None if earlier is None else earlier.statistics,
+        )
         meter = UsageMeter(manager, self._resolved, collector.statistics)
         path = None if self.folder is None else self.folder.path
-        self._samples = Samples(path, collector, manager)
+        sample = None if earlier is None else earlier.sample
+        self._samples = Samples(path, collector, manager, sample)
         try:
             self._collect(collector, progress)
             self._advice = meter.advice(collector.statistics)
@@ -181,6 +217,7 @@ class _Run(Attempt):
             error=self._error,
             states=self._states,
             about=self._about(),
+            earlier=self._earlier,
         )
         where = self._write(summary)
         if self._steps:
@@ -219,7 +256,10 @@ class _Run(Attempt):
             click.echo(f"envmgr: there is no report: {error!r}; {again}", err=True)
 
     def _kept(self, where: str | None) -> str:
-        statistics = None if self._collector is None else self._collector.statistics
+        earlier = self._earlier
+        statistics = None if earlier is None else earlier.statistics
+        if self._collector is not None:
+            statistics = self._collector.statistics
         if statistics is None or not statistics.steps:
             return "nothing had been collected" + (f"; see {where}" if where else "")
         n_episodes = statistics.episodes + statistics.abnormal_episodes

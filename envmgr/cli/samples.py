@@ -34,16 +34,28 @@ class Samples:
         folder: of the run; None writes nothing.
         collector: of the run.
         manager: launched.
+        before: the latest sample of a run that is resumed, of which the counts go on.
 
     Raises:
         OSError: nothing can be written.
     """
 
-    def __init__(self, folder: Path | None, collector: Collector, manager: EnvManager) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        collector: Collector,
+        manager: EnvManager,
+        before: Sample | None = None,
+    ) -> None:
         self._collector, self._manager = collector, manager
-        self._file = None if folder is None else io.FileIO(folder / SAMPLES, "x")
+        self._file = None
+        if folder is not None:
+            self._file = io.FileIO(folder / SAMPLES, "x" if before is None else "a")
         self._usage = _WorkersUsage()
-        self._began_s = monotonic()
+        self._before = before
+        # Timesteps of episodes that a kill cut off took their time, too, though they do not count.
+        self._lost_steps = 0 if before is None else before.steps - collector.statistics.steps
+        self._began_s = monotonic() - collector.statistics.elapsed_s
         self._cpu_s, self._queued_s = time.thread_time(), _queued_s()
         self._due_s = 0.0 if folder is not None else float("inf")
         self.tick()
@@ -78,9 +90,9 @@ class Samples:
         usage.look(pids)
         memory = [resident_bytes(pid) for pid in pids]
         queued_s = _queued_s()
-        return Sample(
+        sample = Sample(
             elapsed_s=max(monotonic() - self._began_s, 0.0),
-            steps=self._collector.statistics.steps,
+            steps=self._collector.statistics.steps + max(self._lost_steps, 0),
             failures=stats["failures"],
             policy_s=self._collector.policy_s,
             trainer_cpu_s=time.thread_time() - self._cpu_s,
@@ -95,6 +107,30 @@ class Samples:
             workers_bytes=sum(memory),
             largest_bytes=max(memory, default=0),
         )
+        return sample if self._before is None else _added(sample, self._before)
+
+
+_SUMS = (
+    "failures",
+    "policy_s",
+    "trainer_cpu_s",
+    "trainer_queued_s",
+    "env_step_s",
+    "env_reset_s",
+    "workers_s",
+    "workers_cpu_s",
+    "workers_queued_s",
+)
+"""What a resumed run counts anew."""
+
+
+def _added(sample: Sample, before: Sample) -> Sample:
+    """Return a sample with what was counted before the run was resumed."""
+    sums = {}
+    for name in _SUMS:
+        one, more = getattr(sample, name), getattr(before, name)
+        sums[name] = None if one is None else one + (more or 0)
+    return msgspec.structs.replace(sample, **sums)
 
 
 def _queued_s() -> float | None:

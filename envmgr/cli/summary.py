@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from envmgr.cli.resume import Earlier
 from envmgr.cli.texts import failures_text, print_table, states_text
 from envmgr.collect import Collector, CollectStatistics
 from envmgr.config import to_plain
 from envmgr.manager import EnvManager
-from envmgr.texts import counted, number
+from envmgr.texts import counted, how_often, number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,7 @@ def summary_of(
     error: str | None,
     states: Mapping[str, int],
     about: Mapping[str, Any],
+    earlier: Earlier | None = None,
 ) -> dict[str, Any]:
     """Return the summary of a run as values that JSON holds.
 
@@ -42,8 +44,13 @@ def summary_of(
         error: why, unless it is done.
         states: how many envs were in each state before they were closed.
         about: what was run.
+        earlier: what there was of a run that was resumed.
     """
-    statistics = CollectStatistics() if collector is None else collector.statistics
+    if collector is not None:
+        statistics = collector.statistics
+    else:
+        statistics = CollectStatistics() if earlier is None else earlier.statistics
+    stats = manager.stats() if earlier is None else earlier.count_in(manager.stats())
     unfinished = {} if collector is None else collector.unfinished
     return {
         "ending": ending.value,
@@ -52,7 +59,7 @@ def summary_of(
         **statistics.as_dict(),
         "unfinished_episodes": len(unfinished),
         "unfinished_steps": sum(unfinished.values()),
-        "stats": {**manager.stats(), "states": dict(states)},
+        "stats": {**stats, "states": dict(states)},
     }
 
 
@@ -84,6 +91,9 @@ def print_summary(
     rows.append(("failures", failures_text(stats)))
     if stats.get("recycled"):
         rows.append(("recycled", f"{counted(stats['recycled'], 'worker')} that reached a limit"))
+    if summary.get("resumed"):
+        latest = summary["resumed"][-1]["at"]
+        rows.append(("resumed", f"{how_often(len(summary['resumed']))}, the last time at {latest}"))
     rows.append(("results", where or "not written"))
     console.print(f"{title}: {summary['ending']}", style="bold", markup=False, highlight=False)
     print_table(console, (), rows)

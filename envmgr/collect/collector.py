@@ -34,6 +34,7 @@ class Collector(CollectLoop):
         keep_episodes: whether `episodes` keeps all records; off for runs without end.
         clock: monotonic seconds.
         loop: reads observations and steps; None for a `ManagerLoop` of the manager.
+        statistics: of an earlier collection that this one goes on with; not changed.
 
     Attributes:
         manager: the manager.

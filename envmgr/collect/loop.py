@@ -63,6 +63,7 @@ class CollectLoop:
         keep_episodes: bool = True,
         clock: Clock = monotonic,
         loop: ManagerLoop | None = None,
+        statistics: CollectStatistics | None = None,
     ) -> None:
         seed = getattr(getattr(manager, "cfg", None), "seed", None)
         if policy is None:
@@ -78,7 +79,9 @@ class CollectLoop:
         self._loop = loop or ManagerLoop(manager)
         self._together = list(getattr(manager, "stepped_together", ()))
         self._seeds = seeds_by_env(seed, manager.env_num)
-        self._books = Books({}, CollectStatistics(), {}, 0, None)
+        statistics = CollectStatistics() if statistics is None else statistics.copied()
+        self._n_before = statistics.n_ended
+        self._books = Books({}, statistics, {}, 0, None)
         self._acted: dict[int, Acted] = {}
         self._pending: set[int] = set()
         self._iteration: weakref.ref[Generator[Any, None, None]] | None = None
@@ -251,7 +254,7 @@ class CollectLoop:
             if keeps:
                 n_kept = self._keep_ended(env_id, episode, n_kept, record)
         if self._keep_episodes:
-            self.episodes[books.statistics.n_ended :] = records
+            self.episodes[books.statistics.n_ended - self._n_before :] = records
         self._books = Books(under_way, statistics, n_ended, n_kept, self._loop.gathered[0])
         self._pending.difference_update(timesteps)
         if into is not None:

@@ -140,6 +140,7 @@ class Summary(msgspec.Struct):
     seed: object = None
     policy: str | None = None
     began_at: str | None = None
+    resumed: list[dict[str, Any]] = []
     versions: dict[str, str] = {}
     unfinished_steps: Count = 0
     returned: Spread = msgspec.field(name="return", default_factory=dict)

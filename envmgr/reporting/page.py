@@ -10,7 +10,7 @@ from envmgr.reporting.charts import lines, shares, times
 from envmgr.reporting.figures import MATTERS_S, OF_IT_QUEUED, STRAGGLES
 from envmgr.reporting.markup import Html, Part, escaped, folded, seconds, table, tag
 from envmgr.reporting.pictures import Picture
-from envmgr.texts import number
+from envmgr.texts import how_often, number
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 """Nothing is loaded, and no script runs, whatever is in the texts that envs have written."""
@@ -69,10 +69,17 @@ def _head(figures: Mapping[str, Any]) -> Html:
         f"{number(workers)} worker{'' if workers == 1 else 's'}",
         f"policy {about.get('policy')}, seed {about.get('seed')}",
         f"begun {about.get('began_at')}",
+        *_resumed(about.get("resumed", ())),
         versions,
     ]
     known = "; ".join(said) if about.get("manager") else ""
     return tag("header", tag("h1", figures["run"]), tag("p", known, class_="dim"))
+
+
+def _resumed(resumed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say how often a run was resumed, and when."""
+    at = ", ".join(str(one.get("at")) for one in resumed)
+    return [f"resumed {how_often(len(resumed))} ({at})"] if resumed else []
 
 
 def _notes(figures: Mapping[str, Any]) -> list[Html]:

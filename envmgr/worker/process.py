@@ -29,7 +29,7 @@ from envmgr.wire.hosts import HostSettings, WorkerSettings, WorkerSetup, hellos
 from envmgr.wire.large_messages import LargeMessageBuffer
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.wire.pipe_channel import Channel
-from envmgr.worker import crash_report, log_file
+from envmgr.worker import crash_report, log_file, process_name
 from envmgr.worker.block_steps import BlockStepper, block_stepper
 from envmgr.worker.event_loop import WorkerLoop
 from envmgr.worker.host import Host
@@ -245,6 +245,7 @@ class _Factory:
 
 def _set_up(setup: WorkerSetup, crash_fd: int | None) -> crash_report.CrashRecorder | None:
     index, settings = setup.host_index, setup.worker
+    process_name.name_worker(index, (env_id for env_id, _, _, _ in setup.envs))
     if settings.log is not None:
         ids, generations, _, _ = zip(*setup.envs, strict=True)
         file = log_file.LogFile(index, ids, max(generations))

@@ -327,6 +327,109 @@ class TestFailures:
         assert summary_in(tmp_path / "out")["ending"] == "failed"
 
 
+def cut_off(folder: Path, n_episodes: int) -> None:
+    """Make the folder of a run look as if it had been killed after so many episodes."""
+    lines = (folder / "episodes.jsonl").read_text().splitlines(keepends=True)
+    (folder / "episodes.jsonl").write_text("".join(lines[:n_episodes]))
+    for name in ("summary.json", "report.html", "report.json"):
+        (folder / name).unlink()
+
+
+class TestResume:
+    def test_collects_the_rest(self, envmgr: Run, tmp_path: Path) -> None:
+        loggers = ("--set", "collect.loggers=[csv]")
+        assert envmgr("run", "c.yaml", *loggers, "--episodes", 9, "--output", "o").code == 0
+        before = episodes_in(tmp_path / "o")[:4]
+        cut_off(tmp_path / "o", 4)
+        result = envmgr("run", "--resume", "o")
+        assert (result.code, result.err) == (0, "")
+        assert "  resumed       once, the last time at " in result.out
+        episodes, summary = episodes_in(tmp_path / "o"), summary_in(tmp_path / "o")
+        assert episodes[:4] == before
+        assert summary["episodes"] == len(episodes) == 9
+        assert summary["seed"] == 0
+        assert summary["stats"]["episodes"] == 9
+        assert {e["seed"] for e in before} <= {0, 1, 2}
+        assert not {e["seed"] for e in episodes[4:]} & {0, 1, 2}
+        rows = (tmp_path / "o/metrics.csv").read_text().splitlines()
+        assert sum(row.startswith("steps,") for row in rows) == 1
+        assert len(rows) == 3
+
+    def test_of_what_only_lacks_its_summary_writes_that(self, envmgr: Run, tmp_path: Path) -> None:
+        assert envmgr("run", "c.yaml", "--episodes", 5, "--output", "o").code == 0
+        before = episodes_in(tmp_path / "o")
+        cut_off(tmp_path / "o", 5)
+        assert envmgr("run", "--resume", "o").code == 0
+        assert episodes_in(tmp_path / "o") == before
+        assert summary_in(tmp_path / "o")["episodes"] == 5
+
+    def test_keeps_what_there_is_if_the_launch_fails(
+        self, envmgr: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert envmgr("run", "c.yaml", *FAULTY, "--episodes", 5, "--output", "o").code == 0
+        cut_off(tmp_path / "o", 3)
+        n = 3
+        steps = sum(e["length"] for e in episodes_in(tmp_path / "o"))
+        module = sys.modules["cli_users_module"].__dict__
+        monkeypatch.setattr(module["FaultyEnv"], "__init__", lambda self: 1 / 0)
+        result = envmgr("run", "--resume", "o")
+        assert result.code == 1
+        assert len(episodes_in(tmp_path / "o")) == n
+        summary = summary_in(tmp_path / "o")
+        assert (summary["ending"], summary["steps"]) == ("failed", steps)
+        monkeypatch.undo()
+
+    def test_asks_for_the_same_permissions_again(
+        self, envmgr: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        variable = "manager.worker_env.set={LD_X: a}"
+        assert envmgr("run", "c.yaml", "--set", variable, "--output", "o").code == 0
+        cut_off(tmp_path / "o", 3)
+        result = envmgr("run", "--resume", "o")
+        assert (result.code, "--allow-env LD_X" in result.err) == (2, True)
+        assert len(episodes_in(tmp_path / "o")) == 3
+        assert envmgr("run", "--resume", "o", "--allow-env", "LD_X").code == 0
+
+    def test_may_be_told_again_what_it_was_begun_with(self, envmgr: Run, tmp_path: Path) -> None:
+        variable = "manager.worker_env.set={LD_X: a}"
+        assert envmgr("run", "c.yaml", "--set", variable, "--output", "o").code == 0
+        cut_off(tmp_path / "o", 3)
+        other = envmgr("run", "--resume", "o", "--set", variable, "--set", "manager.env_num=4")
+        assert other.code == 2
+        assert "manager.env_num 4, but the run was begun with 3" in other.err
+        assert envmgr("run", "--resume", "o", "--set", variable).code == 0
+        assert summary_in(tmp_path / "o")["steps"] == 200
+
+    def test_refuses_budgets_of_episodes(self, envmgr: Run, tmp_path: Path) -> None:
+        limits = ("--set", "collect.steps=null", "--set", "manager.episode_num=2")
+        assert envmgr("run", "c.yaml", *limits, "--output", "o").code == 0
+        cut_off(tmp_path / "o", 3)
+        result = envmgr("run", "--resume", "o")
+        assert (result.code, "manager.episode_num gives each env" in result.err) == (2, True)
+
+    @pytest.mark.parametrize(
+        ("args", "part"),
+        [
+            (["c.yaml"], "so the config c.yaml cannot be given"),
+            (["--steps", "7"], "so --steps cannot be given"),
+            (["--episodes", "7"], "so --episodes cannot be given"),
+            (["--seed", "7"], "so --seed cannot be given"),
+            (["--output", "p"], "so --output cannot be given"),
+            (["--force"], "so --force cannot be given"),
+            (["--no-output"], "so --no-output cannot be given"),
+            ([], "is complete"),
+        ],
+    )
+    def test_refuses_other_settings(
+        self, envmgr: Run, args: list[str], part: str, tmp_path: Path
+    ) -> None:
+        assert envmgr("run", "c.yaml", "--output", "o").code == 0
+        before = {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()}
+        result = envmgr("run", "--resume", "o", *args)
+        assert (result.code, part in result.err) == (2, True)
+        assert {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()} == before
+
+
 class TestReport:
     def test_is_what_a_run_ends_with(self, envmgr: Run, tmp_path: Path) -> None:
         limits = ("manager.max_failures=99", "manager.max_failures_total=99")
@@ -440,6 +543,8 @@ BAD_INPUT = {
     "output or not": (["run", "c.yaml", "--no-output", "--output", "x"], "--no-output goes"),
     "output is a file": (["run", "c.yaml", "--output", "c.yaml"], "Not a directory"),
     "no config": (["run"], "CONFIG"),
+    "no run": (["run", "--resume", "."], "no folder of a run that can be resumed"),
+    "no folder": (["run", "--resume", "nowhere"], "is no folder"),
     "no such command": (["rnu"], "rnu"),
     "no such option": (["run", "c.yaml", "--step", "3"], "--step"),
     "nothing to show": (["show", "no.yaml"], "'no.yaml' does not exist"),

@@ -234,9 +234,68 @@ class TestKills:
             "episodes.jsonl",
             "config.yaml",
             "samples.jsonl",
+            "run.json",
             "process.json",
+            "run.lock",
         }
         # and the leak guard sees to it that the workers are gone
+
+    def test_of_itself_twice_and_it_is_resumed(
+        self, start: Start, gate: Gate, tmp_path: Path
+    ) -> None:
+        """The whole run has exactly what was asked for, and no episode twice."""
+        cli = start("run", "c.yaml", "--episodes", "60", "--set", "manager.seed=3", gate_at=[200])
+        gate.await_visit()
+        before = cli.episodes
+        code, _, err = start("run", "--resume", "out").end()
+        assert (code, f"still going on, as process {cli.pid}" in err) == (2, True)
+        assert cli.episodes == before
+        kill(cli.pid)
+        cli.end()
+        with open(tmp_path / "out/episodes.jsonl", "a") as file:
+            file.write('{"episode": 17, "env_')  # the line that the kill cut off
+
+        cli = start("run", "--resume", "out", gate_at=[200])
+        gate.await_visit()
+        # A line that is half written does not end with a newline; this one was dropped.
+        middle = cli.episodes
+        assert middle[: len(before)] == before
+        assert len(before) < len(middle) < 60
+        kill(cli.pid)
+        cli.end()
+
+        cli = start("run", "--resume", "out")
+        code, out, err = cli.end()
+        assert code == 0, err
+        assert f"resuming out: {len(middle)} episodes" in out
+        assert "resumed" in out
+        episodes, summary = cli.episodes, cli.check_accounts()
+        assert episodes[: len(middle)] == middle
+        assert [e["episode"] for e in episodes] == list(range(60))
+        assert summary["episodes"] == 60
+        assert {e["resumed"] for e in episodes} == {0, 1, 2}
+        assert len({(e["seed"], e["nth"]) for e in episodes}) == 60
+        assert summary["seed"] == 3
+        assert [one["episodes"] for one in summary["resumed"]] == [len(before), len(middle)]
+        report = json.loads((tmp_path / "out/report.json").read_text())
+        assert report["unread"] == []
+        assert len(report["summary"]["resumed"]) == 2
+        assert "resumed twice" in (tmp_path / "out/report.html").read_text()
+        ended_s = [e["ended_s"] for e in episodes]
+        assert ended_s == sorted(ended_s)
+        samples = [json.loads(x) for x in (tmp_path / "out/samples.jsonl").read_text().splitlines()]
+        assert [x["steps"] for x in samples] == sorted(x["steps"] for x in samples)
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert not names & {"run.lock", "process.json"}
+
+    def test_of_itself_while_it_counts_steps(self, start: Start, gate: Gate) -> None:
+        cli = start("run", "c.yaml", "--steps", "1500", gate_at=[200])
+        gate.await_visit()
+        kill(cli.pid)
+        cli.end()
+        code, _, err = start("run", "--resume", "out").end()
+        assert code == 0, err
+        assert cli.check_accounts()["steps"] == 1500
 
 
 class TestSignals:

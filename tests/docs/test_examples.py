@@ -224,6 +224,8 @@ def run_command(words: list[str], folder: Path) -> None:
     """
     program, *arguments = words
     if program == "envmgr":
+        if "--resume" in arguments:
+            _cut_off(Path(arguments[arguments.index("--resume") + 1]))
         assert main(_shortened(arguments)) == 0
     elif program == "make":
         check_make(arguments)
@@ -237,6 +239,13 @@ def run_command(words: list[str], folder: Path) -> None:
         raise AssertionError(f"nothing here runs or checks {program!r}")
 
 
+def _cut_off(run: Path) -> None:
+    """Make the folder of a run look as if it had been killed in the middle of a line."""
+    (run / "summary.json").unlink()
+    episodes = run / "episodes.jsonl"
+    episodes.write_bytes(episodes.read_bytes()[:-10])
+
+
 def _shortened(arguments: list[str]) -> list[str]:
     """Return the arguments of `envmgr` with a small number of steps instead of a large one."""
     if arguments[:1] == ["check"]:
@@ -246,7 +255,7 @@ def _shortened(arguments: list[str]) -> list[str]:
     if arguments[:1] == ["tune"]:
         fewer = ["--set", "manager.env_num=2", "--kinds", "subprocess"]
         return [*arguments, "--seconds", "0.5", *fewer]
-    if arguments[:1] not in (["run"], ["chaos"]):
+    if arguments[:1] not in (["run"], ["chaos"]) or "--resume" in arguments:
         return arguments
     if arguments[0] == "chaos":
         given = {"--rate": "1", **dict(itertools.pairwise(arguments))}

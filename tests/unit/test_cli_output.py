@@ -28,7 +28,7 @@ class TestAFolder:
         assert [json.loads(line)["return"] for line in lines] == [1.0]  # with the system already
         folder.end({"ending": "done"})
         folder.close()
-        assert names(folder.path) == {"episodes.jsonl", "config.yaml", "summary.json"}
+        assert names(folder.path) == {"episodes.jsonl", "config.yaml", "summary.json", "run.json"}
         assert json.loads((folder.path / "summary.json").read_text()) == {"ending": "done"}
 
     def test_that_holds_results_is_refused(self, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ class TestAFolder:
         assert (tmp_path / "episodes.jsonl").read_text() == "old"
         folder.begin("env: {}\n")
         folder.close()
-        assert names(tmp_path) == {"episodes.jsonl", "config.yaml", "other.txt"}
+        assert names(tmp_path) == {"episodes.jsonl", "config.yaml", "run.json", "other.txt"}
         assert (tmp_path / "episodes.jsonl").read_text() == ""
 
     def test_of_two_runs_at_once_one_fails(self, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ class TestAFolder:
             second.begin("env: {}\n")
         second.discard()
         first.close()
-        assert names(tmp_path) == {"episodes.jsonl", "config.yaml"}
+        assert names(tmp_path) == {"episodes.jsonl", "config.yaml", "run.json"}
 
     def test_with_files_of_others_is_fine(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").touch()

@@ -32,6 +32,7 @@ from envmgr.wire.channel import FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.pipe_channel import Channel, PipeChannel
 from envmgr.worker import process as worker
+from envmgr.worker import process_name
 from envmgr.worker.lifeline import Lifeline, die_with_owner, kill_with
 
 _CLOSE_S = 0.5
@@ -346,6 +347,7 @@ def _run_process(
         channel = FrameChannel(*(os.dup(end.fileno()) for end in ends), blocking=True)
         for end in ends:
             end.close()
+    process_name.load_titles()
     code = worker.run_worker(channel, shared_fds, factories)
     worker.flush_streams()
     os._exit(code)  # no exit handlers of the trainer's: they are not this process's to run

@@ -40,6 +40,7 @@ from envmgr.transport.process import server_imports
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import FrameChannel
 from envmgr.worker import process as worker
+from envmgr.worker import process_name
 from envmgr.worker.lifeline import Lifeline, die_with_owner
 
 RECORD = struct.Struct("<Bqq")
@@ -325,6 +326,8 @@ def run_server(
     """Serve until the trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    process_name.load_titles()
+    process_name.name_server()
     with open(os.devnull) as devnull:
         os.dup2(devnull.fileno(), 0)
     with control:

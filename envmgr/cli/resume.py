@@ -1,0 +1,452 @@
+"""`envmgr run --resume`: what a run that was killed or interrupted left behind, and the rest of it.
+
+The folder of a run has all that the rest needs: `config.yaml` with every key, limits included;
+`episodes.jsonl`, a line for each episode that counts; and `run.json`, which says when the run was
+begun, and when it was resumed. Timesteps of episodes that had not ended are gone with the kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from envmgr.cli.output import RUN, RunFolder
+from envmgr.cli.run_lock import RunLock
+from envmgr.collect import CollectStatistics, EpisodeRecord
+from envmgr.config import to_plain
+from envmgr.config_file import ResolvedConfig, read_config_file
+from envmgr.errors import ConfigError, UnreadableRunError
+from envmgr.observing.boards import PROCESS
+from envmgr.reporting.files import (
+    CONFIG,
+    EPISODES,
+    FIGURES,
+    PAGE,
+    SAMPLES,
+    SUMMARY,
+    Count,
+    EnvId,
+    Sample,
+    Seconds,
+)
+
+UNKNOWN = "unknown"
+"""Kind of the failures of a part that was killed: only how many there were is written meanwhile."""
+
+_RESUMED = 0x4E5
+"""Sets the seeds of resumed runs apart from all others that follow from a seed."""
+
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class _Line(msgspec.Struct, gc=False, frozen=True):
+    """A line of `episodes.jsonl`; see `EpisodeRecord`."""
+
+    episode: Count
+    env_id: EnvId
+    nth: Count
+    seed: int | None
+    generation: Count | None
+    length: Count
+    terminated: bool | None
+    truncated: bool | None
+    abnormal: bool
+    failure: str | None
+    duration_s: Seconds
+    ended_s: Seconds
+    returned: float | list[float | None] | None = msgspec.field(name="return")
+
+    def record(self) -> EpisodeRecord:
+        """Return the record that was written; what was not finite is NaN."""
+        found = msgspec.structs.asdict(self)
+        returned = found.pop("returned")
+        parts = returned if isinstance(returned, list) else [returned]
+        known = [math.nan if part is None else part for part in parts]
+        return EpisodeRecord(
+            number=found.pop("episode"),
+            episode_return=known if isinstance(returned, list) else known[0],
+            **found,
+        )
+
+
+class Failures(msgspec.Struct):
+    """Failures of envs in the parts of a run that have ended.
+
+    Attributes:
+        count: how many.
+        by_kind: the same by the names of their classes, and `UNKNOWN`.
+        by_env: the same by env_id, as far as it is known.
+    """
+
+    count: Count = 0
+    by_kind: dict[str, Count] = msgspec.field(default_factory=dict)
+    by_env: dict[EnvId, Count] = msgspec.field(default_factory=dict)
+
+
+class Resumption(msgspec.Struct):
+    """One time that a run was resumed.
+
+    Attributes:
+        at: when.
+        seed: what took the place of `manager.seed`.
+        steps: timesteps that counted then.
+        episodes: episodes that counted then, those that failed included.
+        failures: until then.
+    """
+
+    at: str
+    seed: Any
+    steps: Count
+    episodes: Count
+    failures: Failures
+
+
+class RunFacts(msgspec.Struct):
+    """What is in `run.json`.
+
+    Attributes:
+        version: of the format.
+        config: path of the config that the run was begun with.
+        began_at: when.
+        resumed: how often and when it was resumed.
+    """
+
+    config: str
+    began_at: str
+    version: int = msgspec.field(name="envmgr_run", default=1)
+    resumed: list[Resumption] = msgspec.field(default_factory=list)
+
+    def as_json(self) -> bytes:
+        """Return it as the text of the file."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+@dataclass
+class Earlier:
+    """What there is of a run that is resumed.
+
+    Attributes:
+        facts: of the run.
+        statistics: of all episodes that ended; their timesteps only.
+        failures: until now.
+        sample: the latest one; None if there is none.
+        seeds: those that its envs have been launched with, as far as episodes say.
+        episodes_bytes: where the last whole line of the episodes ends.
+        samples_bytes: likewise, of the samples.
+    """
+
+    facts: RunFacts
+    statistics: CollectStatistics = field(default_factory=CollectStatistics)
+    failures: Failures = field(default_factory=Failures)
+    sample: Sample | None = None
+    seeds: set[int] = field(default_factory=set)
+    episodes_bytes: int = 0
+    samples_bytes: int = 0
+
+    def seed_of_rest(self, seed: Any, env_num: int) -> Any:
+        """Return what takes the place of `manager.seed` from now on, in the same form.
+
+        Each seed is replaced by one that follows from it and from how often the run was resumed,
+        and that no env of the run had before.
+
+        Args:
+            seed: of the config.
+            env_num: how many envs there are.
+        """
+        if isinstance(seed, Mapping):
+            return {env_id: self._other(one, 1) for env_id, one in seed.items()}
+        if isinstance(seed, Sequence):
+            return [self._other(one, 1) for one in seed]
+        return self._other(seed, env_num)
+
+    def _other(self, seed: int | None, n_envs: int) -> int | None:
+        """Return another seed; it and those that follow it go to so many envs."""
+        if seed is None:
+            return None
+        nth = len(self.facts.resumed) + 1
+        for attempt in itertools.count():
+            words = np.random.SeedSequence((seed, _RESUMED, nth, attempt)).generate_state(1)
+            found = int(words[0]) >> 1  # old envs refuse more than 32 bits, with env_id added too
+            if self.seeds.isdisjoint(range(found, found + n_envs)):
+                return found
+        raise AssertionError("unreachable")
+
+    def count_in(self, stats: Mapping[str, Any]) -> dict[str, Any]:
+        """Return figures of a manager with what the run had counted before it was resumed."""
+        before, found = self.failures, dict(stats)
+        by_kind = Counter(before.by_kind) + Counter(stats.get("failures_by_kind", {}))
+        by_env = Counter(before.by_env) + Counter(stats.get("failures_by_env", {}))
+        found["failures"] = before.count + stats.get("failures", 0)
+        found["failures_by_kind"], found["failures_by_env"] = dict(by_kind), dict(by_env)
+        for name, more in (
+            ("timesteps", self.statistics.steps),
+            ("episodes", self.statistics.n_ended),
+        ):
+            if name in found:
+                found[name] += more
+        return found
+
+
+class ResumedFolder(RunFolder):
+    """The folder of a run that goes on.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.earlier: Earlier
+        self._seed: Any = None
+
+    def prepare(self) -> None:
+        """Read what is there, and see to it that nobody else writes there.
+
+        Raises:
+            UnreadableRunError: it is no folder of a run, or not whole.
+            ConfigError: the run is complete, or goes on; or the folder cannot be written.
+        """
+        refuse_no_run(self.path)
+        self._lock = _locked(self.path)
+        try:
+            self.earlier = read_earlier(self.path)
+        except BaseException:
+            self.discard()
+            raise
+        self.resumed = len(self.earlier.facts.resumed) + 1
+
+    def prepare_seed(self, resolved: ResolvedConfig) -> None:
+        """Have the envs, and the policy, begin with other seeds than those that were used."""
+        cfg = resolved.values.manager
+        self._seed = self.earlier.seed_of_rest(to_plain(cfg.seed), cfg.env_num or 1)
+        cfg.seed = self._seed
+
+    def begin(self, config_yaml: str) -> None:
+        """Note that the run was resumed, drop what is half written, and go on with the lists.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        earlier = self.earlier
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        done = earlier.statistics
+        earlier.facts.resumed.append(
+            Resumption(now, self._seed, done.steps, done.n_ended, earlier.failures)
+        )
+        self._write_facts(earlier.facts.as_json())  # first: its seeds are used from here on
+        for name in (SUMMARY, PAGE, FIGURES):
+            (self.path / name).unlink(missing_ok=True)
+        _open_at(self.path / SAMPLES, earlier.samples_bytes).close()
+        self._episodes = _open_at(self.path / EPISODES, earlier.episodes_bytes)
+        self._begun = True
+        self._write_process()
+
+    def discard(self) -> None:
+        """Let go of the folder: it is as it was."""
+        self.close()
+
+
+def refuse_no_run(path: Path) -> None:
+    """Refuse to resume what is no run, or is complete.
+
+    Raises:
+        UnreadableRunError: it is no folder of a run.
+        ConfigError: the run is complete.
+    """
+    where = str(path)
+    if not path.is_dir():
+        raise UnreadableRunError(
+            f"{where!r} is no folder. Give the one that `envmgr run` wrote its results into, such "
+            "as runs/<config>-<date>-<time>."
+        )
+    missing = [name for name in (EPISODES, RUN, CONFIG) if not (path / name).is_file()]
+    if missing:
+        raise UnreadableRunError(
+            f"{where!r} is no folder of a run that can be resumed: there is no "
+            f"{' and no '.join(missing)} in it. Give the one that `envmgr run` wrote its results "
+            "into; a run that was killed before it collected anything is begun again."
+        )
+    if (_summary_in(path) or {}).get("ending") == "done":
+        raise ConfigError(
+            f"the run in {where!r} is complete, so there is nothing to resume. To collect more, "
+            f"begin another run: envmgr run {path / CONFIG} --steps N"
+        )
+
+
+def _locked(path: Path) -> RunLock:
+    lock = RunLock(path)
+    try:
+        is_ours = lock.take()
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {str(path)!r} cannot be written: {error.strerror}. Nothing was changed."
+        ) from error
+    if not is_ours:
+        raise ConfigError(
+            f"the run in {str(path)!r} is still going on{_process_of(path)}. End it first (Ctrl-C "
+            "keeps what it has collected), or wait until it is done."
+        )
+    return lock
+
+
+def _process_of(path: Path) -> str:
+    try:
+        facts = json.loads((path / PROCESS).read_bytes()[:4096])
+        return f", as process {int(facts['pid'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _open_at(path: Path, end: int) -> io.FileIO:
+    """Open a file to append, cut to where its last whole line ends."""
+    file = io.FileIO(path, "a")
+    if os.fstat(file.fileno()).st_size > end:
+        file.truncate(end)
+    file.seek(0, os.SEEK_END)
+    return file
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read_earlier(path: Path) -> Earlier:
+    """Return what there is of a run, for the rest of it.
+
+    Raises:
+        UnreadableRunError: a file of it is not whole.
+    """
+    try:
+        return _read_earlier(path)
+    except OSError as error:
+        raise UnreadableRunError(
+            f"the run in {str(path)!r} cannot be read: {error.strerror} ({error.filename})"
+        ) from error
+
+
+def _read_earlier(path: Path) -> Earlier:
+    try:
+        facts = msgspec.json.decode((path / RUN).read_bytes(), type=RunFacts)
+    except _UNREADABLE as error:
+        raise UnreadableRunError(
+            f"{str(path / RUN)!r} is not whole, or none of envmgr: {error}. The run cannot be "
+            "resumed; `envmgr report` shows what it has collected."
+        ) from None
+    earlier = Earlier(facts)
+    statistics, by_env = earlier.statistics, Counter[int]()
+    for line, earlier.episodes_bytes in _whole_lines(path / EPISODES, _Line):
+        statistics.add(line.record())
+        statistics.steps += line.length
+        statistics.elapsed_s = max(statistics.elapsed_s, line.ended_s)
+        by_env[line.env_id] += line.abnormal
+        if line.seed is not None:
+            earlier.seeds.add(line.seed)
+    if (path / SAMPLES).exists():
+        for earlier.sample, earlier.samples_bytes in _whole_lines(path / SAMPLES, Sample):
+            statistics.elapsed_s = max(statistics.elapsed_s, earlier.sample.elapsed_s)
+    earlier.failures = _failures_until_now(earlier, by_env, _summary_in(path))
+    return earlier
+
+
+def _whole_lines(path: Path, kind: type[Any]) -> Iterator[tuple[Any, int]]:
+    """Yield the lines of a file, and where each ends; what is half written at its end is left out.
+
+    Raises:
+        UnreadableRunError: a line cannot be read, and others that can follow.
+    """
+    end, first = 0, ""
+    with open(path, "rb") as file:
+        for n, text in enumerate(file, 1):
+            end += len(text)
+            try:
+                line = msgspec.convert(json.loads(text), kind, str_keys=True)
+            except _UNREADABLE as error:
+                first = first or f"line {n}: {error}"
+                continue
+            if first:
+                raise UnreadableRunError(
+                    f"{str(path)!r} is damaged, so it cannot be told what was collected: {first}. "
+                    "Remove the lines that are not whole, or begin the run again."
+                )
+            if text.endswith(b"\n"):
+                yield line, end
+
+
+def _summary_in(path: Path) -> dict[str, Any] | None:
+    """Return the summary of a run; None if there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads((path / SUMMARY).read_bytes())
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _failures_until_now(
+    earlier: Earlier, by_env: Mapping[int, int], summary: Mapping[str, Any] | None
+) -> Failures:
+    """Return the failures of all parts: as the summary has them, else as far as they are known."""
+    if summary is not None:
+        with contextlib.suppress(*_UNREADABLE, KeyError, TypeError):
+            stats = summary["stats"]
+            known = {"count": stats["failures"], "by_kind": stats["failures_by_kind"]}
+            told = {**known, "by_env": stats["failures_by_env"]}
+            return msgspec.convert(told, Failures, strict=False)
+    resumed = earlier.facts.resumed
+    before = resumed[-1].failures if resumed else Failures()
+    sampled = 0 if earlier.sample is None else earlier.sample.failures
+    count = max(before.count, sampled, earlier.statistics.abnormal_episodes)
+    killed = {UNKNOWN: count - before.count} if count > before.count else {}
+    by_kind = Counter(before.by_kind) + Counter(killed)
+    envs = {*before.by_env, *(env_id for env_id, n in by_env.items() if n)}
+    return Failures(
+        count,
+        dict(by_kind),
+        {i: max(before.by_env.get(i, 0), by_env.get(i, 0)) for i in sorted(envs)},
+    )
+
+
+# -- the config -----------------------------------------------------------------------------------
+
+
+def refuse_changes(config: Path, resolved: ResolvedConfig) -> None:
+    """Refuse to resume a run with other settings than those that it was begun with.
+
+    Args:
+        config: the one in its folder.
+        resolved: the same, with what `--set` says.
+
+    Raises:
+        ConfigError: a setting is another one; or the run ends by `manager.episode_num`.
+    """
+    given = read_config_file(config)
+    for section, values in to_plain(resolved.values).items():
+        before = given.get(section) or {}
+        for key, value in values.items():
+            if f"{section}.{key}" in _OWN or key not in before or before[key] == value:
+                continue
+            raise ConfigError(
+                f"--set makes {section}.{key} {value!r}, but the run was begun with "
+                f"{before[key]!r}. A run is resumed with the settings that it was begun with: "
+                "leave --set out, or begin another run."
+            )
+    if not math.isinf(resolved.values.manager.episode_num):
+        raise ConfigError(
+            "manager.episode_num gives each env of the run a number of episodes, of which a new "
+            "manager knows none, so the run cannot be resumed. Runs that end by collect.steps or "
+            "collect.episodes (--steps, --episodes) can."
+        )
+
+
+_OWN = ("collect.output", "manager.trace")
+"""Keys that a resumed run has values of its own for."""
