@@ -303,9 +303,12 @@ class EnvWork:
     ) -> None:
         """Do something when what is under way has ended; the arguments are those of `run`.
 
-        To cancel it is to cancel what is under way.
+        To cancel it is to cancel what is under way, and that is where it is then.
         """
-        self.run(_run_after(then, self._task), env_id, request_id, during)
+        earlier, steps = self._task, self._steps
+        self.run(_run_after(then, earlier), env_id, request_id, during)
+        if earlier is not None and not earlier.done():
+            self._steps = steps
 
     def stop(self) -> Steps[None]:
         """Cancel what is under way, unless it is the caller, and wait for its end."""
