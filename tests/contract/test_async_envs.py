@@ -25,7 +25,7 @@ from envmgr.errors import (
     LaunchError,
 )
 from envmgr.outcomes import OutcomeStatus
-from envmgr.testing import env_problems
+from envmgr.testing import env_problems, vulnerable
 from tests.contract.async_envs import (
     BLOCK,
     DEAF,
@@ -542,6 +542,12 @@ def test_auto_shares_the_envs_among_as_many_workers_as_there_are_cores() -> None
 @every_interface
 def test_the_contract_kit_knows_async_envs(env: Any) -> None:
     assert env_problems(env, n_steps=20) == []
+
+
+@pytest.mark.parametrize("env", [Plain, Gym, built_later])
+def test_workers_of_async_envs_can_be_hurt_for_trials(env: Any) -> None:
+    with make(vulnerable([env] * 2)) as manager:
+        assert [t.obs[1] for t in step_all(manager).values()] == [1.0, 1.0]
 
 
 def test_the_contract_kit_knows_async_factories() -> None:
