@@ -289,7 +289,9 @@ def try_out(engine: Engine, config: ManagerConfig, env_num: int, cores: int) -> 
         construction_s = engine.now() - began
         if engine.supervisor.descriptions[0].is_async:
             n = min(env_num, cores)
-            choice = Choice(n, "the envs are async: those of a worker wait at one time")
+            choice = Choice(
+                n, "the envs, or what builds them, are async: those of a worker wait at one time"
+            )
             return _logged(Calibration(env_num, cores, choice, construction_s))
         wake_up = measure_wake_up(engine)  # before there are steps: it sleeps at once
         engine.supervisor.place_observations(same_spaces=True)

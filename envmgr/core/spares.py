@@ -198,7 +198,9 @@ class Spares:
     def _can_come(self, spare: ManagedEnv) -> bool:
         if spare.host_id is None or spare.group.is_ending:
             return False
-        return spare.phase is Phase.RESETTING or self.is_ready(spare)
+        if spare.phase is Phase.RESETTING:
+            return spare.cancelled != spare.request_id  # else it is about to fail
+        return self.is_ready(spare)
 
     def _take_place(self, spare: ManagedEnv, env: ManagedEnv) -> None:
         """Exchange the hosts of a spare and an env, and await the reset of the spare there."""

@@ -8,9 +8,10 @@ writes garbage into the worker's connection before its next step or reset.
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,9 +54,19 @@ class Vulnerable:
             return self.factory()
         _listen()
         env = self.factory()
-        env.step = partial(_corrupt_then, env.step)
-        env.reset = partial(_corrupt_then, env.reset)
-        return env
+        return _later(env) if inspect.isawaitable(env) else _corrupting(env)
+
+
+async def _later(built: Awaitable[Any]) -> Any:
+    return _corrupting(await built)
+
+
+def _corrupting(env: Any) -> Any:
+    for name in ("step", "reset"):
+        method = getattr(env, name)
+        then = _corrupt_then_await if inspect.iscoroutinefunction(method) else _corrupt_then
+        setattr(env, name, partial(then, method))
+    return env
 
 
 def vulnerable(env_fn: Iterable[Callable[[], Any]]) -> list[Vulnerable]:
@@ -79,6 +90,11 @@ def _corrupt_then(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     if _corruption_is_due:
         write_garbage()
     return function(*args, **kwargs)
+
+
+async def _corrupt_then_await(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Send garbage if that is due, and await the method of an async env."""
+    return await _corrupt_then(function, *args, **kwargs)
 
 
 def signal_of(kind: str) -> int:

@@ -6,10 +6,12 @@ trainer's side is the `Ledger`.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -19,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box, Discrete, Space
 
+from envmgr.env import adapt
 from envmgr.env.gym_spaces import convert_space
+from envmgr.env.old_gym import awaited
 from envmgr.testing.checksums import UNKNOWN, Checksum, checksum_of, reward_checksum
 
 MARK_KEY = "ledger"
@@ -234,12 +238,16 @@ class LedgerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 def ledgered(env: Any, env_id: int) -> Any:
     """Return an env of any kind that managers take, which signs its infos.
 
-    Gymnasium's envs get a `LedgerWrapper`; in all others, `step` and `reset` of this one object are
-    replaced.
+    Gymnasium's envs get a `LedgerWrapper`; in all others, and in async ones, `step` and `reset` of
+    this one object are replaced.
     """
-    if isinstance(env, gymnasium.Env):
+    is_async = adapt.is_async(env)
+    if isinstance(env, gymnasium.Env) and not is_async:
         return LedgerWrapper(env, env_id)
     signer = Signer(env_id, lambda: _spaces_of(env))
+    if is_async:
+        env.step, env.reset = _signed_async(env.step, env.reset, signer)
+        return env
     env.step = partial(_signed_step, env.step, signer)
     env.reset = partial(_signed_reset, env.reset, signer)
     return env
@@ -258,8 +266,12 @@ class Ledgered:
     env_id: int
 
     def __call__(self) -> Any:
-        """Return a new env."""
-        return ledgered(self.factory(), self.env_id)
+        """Return a new env; a coroutine that does, if the factory is async."""
+        built = self.factory()
+        return self._later(built) if inspect.isawaitable(built) else ledgered(built, self.env_id)
+
+    async def _later(self, built: Awaitable[Any]) -> Any:
+        return ledgered(await built, self.env_id)
 
 
 def _spaces_of(env: Any) -> tuple[Any, Any]:
@@ -276,6 +288,24 @@ def _signed_reset(reset: Callable[..., Any], signer: Signer, **params: Any) -> A
 def _signed_step(step: Callable[[Any], Any], signer: Signer, action: Any) -> Any:
     signer.begin_step()
     return _signed(step(action), action, signer)
+
+
+def _signed_async(
+    step: Callable[..., Any], reset: Callable[..., Any], signer: Signer
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the `step` and `reset` of an async env with marks; one of them may be no coroutine."""
+
+    @functools.wraps(step)
+    async def signed_step(action: Any) -> Any:
+        signer.begin_step()
+        return _signed(await awaited(step(action)), action, signer)
+
+    @functools.wraps(reset)
+    async def signed_reset(**params: Any) -> Any:
+        signer.begin_episode()
+        return await awaited(reset(**params))
+
+    return signed_step, signed_reset
 
 
 def _signed(result: Any, action: Any, signer: Signer) -> Any:

@@ -165,7 +165,9 @@ class EnvDescription(NamedTuple):
     Attributes:
         resets_alone: whether it can be reset while other rows of its batched env are in an episode.
         converts_actions: whether it takes actions in any form and converts them as its space says.
-        is_async: its host goes on with other envs while this one is stepped or reset.
+        is_async: its host has an event loop for it, and goes on with other envs while this one is
+            stepped or reset, or while it is built if only what builds it is async. Nothing is
+            posted for such a host.
     """
 
     observation_space: Any

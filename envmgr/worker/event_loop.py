@@ -12,7 +12,7 @@ from __future__ import annotations
 import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from envmgr.env.async_env import use_loop
 from envmgr.env.contract import EnvContractError
@@ -110,6 +110,17 @@ class WorkerLoop:
         task.add_done_callback(self._ended)
         return task
 
+    def run_plainly(self, function: Callable[[], None], env_id: int) -> None:
+        """Run what an env that is not async does beside those that are, and say that it is run."""
+        if self.loop is None:
+            function()
+            return
+        self.note_running(env_id + 1)
+        try:
+            function()
+        finally:
+            self.note_running(0)
+
     def finish(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, where the loop is not running."""
         self._made().run_until_complete(coroutine)
@@ -148,7 +159,13 @@ class WorkerLoop:
         Raises:
             BaseException: what a task, or a round, has raised.
         """
-        self.finish(self._serve(run_round, close, fds))
+        serving = self._made().create_task(self._serve(run_round, close, fds))
+        while not serving.done():
+            try:
+                self._made().run_until_complete(serving)
+            except SystemExit:  # of a task that an env has started: who awaits it is told
+                if serving.done():
+                    raise
 
     async def _serve(
         self,
@@ -172,6 +189,34 @@ class WorkerLoop:
 
 def _ignore(number: int) -> None:
     """Stand in where nobody is told which env is run."""
+
+
+async def in_own_thread(function: Callable[[], T]) -> T:
+    """Return what a function gives that may wait for coroutines of this loop.
+
+    A thread of the loop's pool would not do: if all of these waited for coroutines that need one,
+    none would go on. Who is cancelled in this leaves the thread to itself.
+    """
+    import asyncio
+    import threading
+    from concurrent.futures import Future
+
+    ended: Future[tuple[T | None, BaseException | None]] = Future()
+    ended.set_running_or_notify_cancel()  # its result is set in any case
+
+    def run() -> None:
+        try:
+            outcome = function(), None
+        except BaseException as error:  # a future does not take each as its exception
+            ended.set_result((None, error))
+        else:
+            ended.set_result(outcome)
+
+    threading.Thread(target=run, name="envmgr-apply", daemon=True).start()
+    result, error = await asyncio.wrap_future(ended)
+    if error is not None:
+        raise error
+    return cast("T", result)
 
 
 class _Noted(Coroutine[Any, Any, T]):
@@ -258,9 +303,12 @@ class EnvWork:
     ) -> None:
         """Do something when what is under way has ended; the arguments are those of `run`.
 
-        To cancel it is to cancel what is under way.
+        To cancel it is to cancel what is under way, and that is where it is then.
         """
-        self.run(_run_after(then, self._task), env_id, request_id, during)
+        earlier, steps = self._task, self._steps
+        self.run(_run_after(then, earlier), env_id, request_id, during)
+        if earlier is not None and not earlier.done():
+            self._steps = steps
 
     def stop(self) -> Steps[None]:
         """Cancel what is under way, unless it is the caller, and wait for its end."""

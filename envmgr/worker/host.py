@@ -52,6 +52,7 @@ from envmgr.worker.event_loop import (
     Steps,
     WorkerLoop,
     finish,
+    in_own_thread,
     wait_for,
 )
 from envmgr.worker.sinks import BlockSink, MessageSink, Send
@@ -161,7 +162,10 @@ class Host:
         if env is not None and message.op != Op.INFO_FORMS:
             if message.op in self._settings.announced and not env.is_async:
                 self._messages.announce(message, message.op)
-            env.handle(message)
+            if self.loop is None:
+                env.handle(message)
+            else:
+                self.loop.run_plainly(partial(env.handle, message), env.env_id)
         elif message.op == Op.INFO_FORMS:
             self._forms.learn(message.payload)
         elif message.op == Op.ADOPT:
@@ -246,6 +250,9 @@ class HostedEnv:
         self.env_id = env_id
         self._factory = factory
         self._context = context
+        if loop is not None:
+            self._context = replace(context, run_later=self._run_later)
+        self._run_in_host = context.run_later
         self._messages = context.messages
         self._memory = memory
         self._stepper = stepper
@@ -253,6 +260,13 @@ class HostedEnv:
         self._envs_in_use = envs_in_use
         self._runner: EnvRunner | None = None
         self._work = EnvWork(loop)
+        self._is_awaited = False  # what the factory returned
+
+    def _run_later(self, reset: Callable[[], None]) -> None:
+        """Have a reset of the env be run later, beside async envs perhaps."""
+        if self._work.loop is not None:
+            reset = partial(self._work.loop.run_plainly, reset, self.env_id)
+        self._run_in_host(reset)
 
     @property
     def is_async(self) -> bool:
@@ -312,11 +326,16 @@ class HostedEnv:
     def _built(self, message: Message) -> Steps[Any]:
         """Return what the factory builds, which may have to be awaited."""
         built = self._factory()
-        if inspect.isawaitable(built):
-            if self._work.loop is None:
+        self._is_awaited = inspect.isawaitable(built)
+        if self._is_awaited:
+            try:
+                if self._work.loop is None:
+                    raise EnvContractError(NO_LOOP)
+                self._refuse_async_beside_posted_steps()
+            except EnvContractError:
                 if inspect.iscoroutine(built):
                     built.close()
-                raise EnvContractError(NO_LOOP)
+                raise
             self._messages.announce(message, message.op, goes_on=True)
             yield
             built = yield from wait_for(awaited(built))
@@ -326,8 +345,8 @@ class HostedEnv:
     def _refuse_async_beside_posted_steps(self) -> None:
         if self._stepper is not None and self._stepper.has_rows:
             raise EnvContractError(
-                "the new env is async, and the one before it was not. All envs that a factory "
-                "builds have to be alike"
+                "the new env, or what builds it, is async, and that of the one before was not. All "
+                "envs that a factory builds have to be alike"
             )
 
     def _failure_reply(self, message: Message, error: BaseException, during: str) -> Any:
@@ -345,7 +364,7 @@ class HostedEnv:
         described = EnvDescription(*runner.spaces, *about)  # type: ignore[arg-type]
         description = described._replace(
             resets_alone=bool(runner.resets_alone),
-            is_async=runner.is_async,
+            is_async=runner.is_async or self._is_awaited,
             converts_actions=isinstance(runner.env, GymnasiumEnv),
         )
         try:
@@ -413,9 +432,8 @@ class HostedEnv:
         try:
             if runner.is_async and op == Op.APPLY:  # the function may wait for what the env does
                 yield
-                import asyncio  # as in `event_loop`
-
-                result = yield from wait_for(asyncio.to_thread(_apply, runner, message.payload))
+                applying = partial(_apply, runner, message.payload)
+                result = yield from wait_for(in_own_thread(applying))
             else:
                 result = _CALLS[op](runner, message.payload)
             if runner.is_async and inspect.isawaitable(result):

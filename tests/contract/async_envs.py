@@ -187,6 +187,24 @@ class Seeded:
         await self.deeds.end()
 
 
+class InThreads(Plain):
+    """One whose steps are taken in threads of the event loop's pool."""
+
+    async def step(self, action: Any) -> Any:
+        """Take a step."""
+        await asyncio.to_thread(int)
+        return await super().step(action)
+
+
+class InTasks(Plain):
+    """One that gathers what its steps do."""
+
+    async def step(self, action: Any) -> Any:
+        """Take a step."""
+        (timestep,) = await asyncio.gather(super().step(action))
+        return timestep
+
+
 class NotAsync(gymnasium.Env[Any, Any]):
     """One that blocks its worker in each step, for a moment."""
 
@@ -194,17 +212,28 @@ class NotAsync(gymnasium.Env[Any, Any]):
 
     def __init__(self) -> None:
         self.steps = 0
+        self.dies = False
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         """Begin an episode."""
+        if self.dies:
+            os._exit(7)
         self.steps = 0
         return np.array([-1, 0.0, -1.0]), {}
 
     def step(self, action: Any) -> Any:
-        """Take a step."""
+        """Take a step, or fail in it."""
+        if action == DIE:
+            os._exit(7)
+        if action == BLOCK:
+            time.sleep(1000)
         self.steps += 1
         obs = np.array([-1, self.steps, action], np.float64)
         return obs, float(action), bool(action == END), False, {}
+
+    def die_in_reset(self) -> None:
+        """Have the next reset end the process."""
+        self.dies = True
 
 
 async def built_later(kind: type[Any] = Plain) -> Any:

@@ -25,7 +25,7 @@ from envmgr.errors import (
     LaunchError,
 )
 from envmgr.outcomes import OutcomeStatus
-from envmgr.testing import env_problems
+from envmgr.testing import env_problems, vulnerable
 from tests.contract.async_envs import (
     BLOCK,
     DEAF,
@@ -38,6 +38,8 @@ from tests.contract.async_envs import (
     WRONG,
     Deeds,
     Gym,
+    InTasks,
+    InThreads,
     NotAsync,
     Own,
     Plain,
@@ -59,6 +61,18 @@ def make(env_fn: Any = Plain, env_num: int = 4, *, num_workers: int = 2, **keys:
     factories = list(env_fn) if isinstance(env_fn, Sequence) else [env_fn] * env_num
     cfg = {"type": "subprocess", "num_workers": num_workers, **ENDLESS, **keys}
     return create_env_manager(cfg, env_fn=factories)
+
+
+def step_once(env: Any) -> float:
+    """Take one step in its worker as an env that is not async."""
+    env = as_blocking(env)
+    env.reset()
+    return float(env.step(1).reward)
+
+
+def take_from_nothing(env: Any) -> Any:
+    """Raise what a coroutine must not raise."""
+    return next(iter(()))
 
 
 def step_all(manager: Any, action: int = 5, **others: int) -> dict[int, Any]:
@@ -184,6 +198,14 @@ def test_factories_may_be_async() -> None:
         assert len(step_all(manager)) == 4
 
 
+def test_what_is_built_later_need_not_be_async() -> None:
+    with make(partial(built_later, NotAsync), 3, step_timeout=PATIENCE_S) as manager:
+        for k in (1, 2):
+            assert {i: t.obs[1] for i, t in step_all(manager).items()} == dict.fromkeys(range(3), k)
+        step_all(manager, END, env_1=DIE)
+        assert {i: t.obs[1] for i, t in step_all(manager).items()} == dict.fromkeys(range(3), 1)
+
+
 def test_async_envs_are_closed(tmp_path: Path) -> None:
     files = [str(tmp_path / str(k)) for k in range(4)]
     with make([partial(env, file) for env, file in zip(INTERFACES, files, strict=True)]):
@@ -246,8 +268,9 @@ def test_an_env_that_returns_no_timestep(env: Any) -> None:
         assert len(step_all(manager)) == 2
 
 
-def test_an_env_that_exits_costs_itself() -> None:
-    with make(Plain, num_workers=1) as manager:
+@pytest.mark.parametrize("env", [Plain, InTasks])
+def test_an_env_that_exits_costs_itself(env: Any) -> None:
+    with make(env, num_workers=1) as manager:
         timesteps = step_all(manager, env_1=EXIT)
         assert isinstance(timesteps[1].info["error"], EnvCrash)
         assert "sys.exit(3)" in str(timesteps[1].info["error"])
@@ -297,6 +320,27 @@ def test_the_death_of_a_worker_is_charged_to_the_env_that_ran() -> None:
         assert "the host of env 1 (generation 0) died during step: exit code 7" in str(errors[1])
         assert "because it is shared with env 1" in str(errors[2])
         assert len(step_all(manager)) == 3
+
+
+def test_an_env_that_is_not_async_is_charged_for_the_worker_that_it_shares_with_others() -> None:
+    with make([Plain, NotAsync], num_workers=1, step_timeout=0.3, close_timeout=0.3) as manager:
+        timesteps = step_all(manager, env_1=BLOCK)
+        assert "env 1 (generation 0) exceeded the 0.3 s" in str(timesteps[1].info["error"])
+        assert "because it is shared with env 1" in str(timesteps[0].info["error"])
+        timesteps = step_all(manager, HANG, env_1=DIE)
+        assert "the host of env 1 (generation 1) died" in str(timesteps[1].info["error"])
+        step_all(manager, END)
+        assert len(step_all(manager)) == 2
+
+
+def test_an_env_that_is_not_async_is_charged_for_a_worker_that_dies_in_its_reset() -> None:
+    with make([Plain, NotAsync], num_workers=1) as manager:
+        manager.call("die_in_reset", env_ids=[1])
+        timesteps = step_all(manager, HANG, env_1=END)
+        assert not timesteps[1].info.get("abnormal")
+        assert "the host of env 1 (generation 0) died during reset" in str(
+            timesteps[0].info["error"]
+        )
 
 
 def test_a_reset_that_exceeds_its_limit_costs_its_env() -> None:
@@ -475,6 +519,17 @@ def test_functions_that_are_run_on_async_envs(env: Any) -> None:
         assert len(step_all(manager)) == 3
 
 
+def test_functions_of_all_envs_run_at_one_time_whatever_threads_their_steps_need() -> None:
+    env_num = 40  # more than threads in the pool of an event loop
+    with make(InThreads, env_num, num_workers=1, reset_timeout=PATIENCE_S) as manager:
+        assert manager.apply(step_once) == [1.0] * env_num
+
+
+def test_a_function_may_end_an_iteration_that_has_nothing_more() -> None:
+    with make(Plain, 2, reset_timeout=PATIENCE_S) as manager, pytest.raises(EnvRaised):
+        manager.apply(take_from_nothing)
+
+
 def test_auto_shares_the_envs_among_as_many_workers_as_there_are_cores() -> None:
     with make(Plain, 6, num_workers="auto", worker_affinity=[[0]]) as manager:
         assert manager.stats()["num_workers"] == 1
@@ -487,6 +542,12 @@ def test_auto_shares_the_envs_among_as_many_workers_as_there_are_cores() -> None
 @every_interface
 def test_the_contract_kit_knows_async_envs(env: Any) -> None:
     assert env_problems(env, n_steps=20) == []
+
+
+@pytest.mark.parametrize("env", [Plain, Gym, built_later])
+def test_workers_of_async_envs_can_be_hurt_for_trials(env: Any) -> None:
+    with make(vulnerable([env] * 2)) as manager:
+        assert [t.obs[1] for t in step_all(manager).values()] == [1.0, 1.0]
 
 
 def test_the_contract_kit_knows_async_factories() -> None:

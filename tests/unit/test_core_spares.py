@@ -333,6 +333,19 @@ def test_the_limit_of_a_reset_counts_from_its_beginning_wherever_it_goes_on() ->
     assert isinstance(rig.supervisor.statistics.latest_failures[0], EnvTimeout)
 
 
+def test_a_spare_whose_reset_is_being_cancelled_takes_no_place() -> None:
+    rig = spared(deadlines=Deadlines(reset_s=4.0, close_s=2.0))
+    end_episode(rig, 0)
+    rig.reset_done(0)
+    rig.hosts.limits.goes_on(rig.slot(2).group)
+    rig.advance(4.0)
+    assert len(rig.requests(Op.CANCEL, 2)) == 1
+    end_episode(rig, 1)
+    assert rig.supervisor.statistics.swaps == 1, "that of env 0"
+    rig.reset_done(1)
+    assert rig.ready() == [0, 1]
+
+
 def test_the_reset_of_a_spare_that_fails_is_tried_again_and_is_no_failure_of_an_env() -> None:
     rig = spared(policy=FailurePolicy(max_retry=2, retry_waiting_s=1.0))
     end_episode(rig, 0)

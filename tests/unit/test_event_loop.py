@@ -157,6 +157,8 @@ def test_to_cancel_what_follows_is_to_cancel_what_is_under_way(loop: WorkerLoop)
     work.run_after(lambda: log.append("after it"), 3, 8, "reset")
     turn(loop)
     work.cancel(8, "reset")
+    assert work.where is not None
+    assert "in hang" in work.where
     turn(loop)
     assert log == ["cancelled", "after it"]
 

@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, Text, Tupl
 
 from envmgr import BaseEnv, EnvTimestep
 from envmgr.env import adapt
+from envmgr.env.async_env import as_blocking
 from envmgr.env.steps import step_env
 from envmgr.errors import EnvCrash
 from envmgr.testing import (
@@ -312,6 +313,30 @@ def test_envs_of_any_style_can_be_made_to_sign(make: Callable[[int], Any]) -> No
     timesteps = loop.take(0, 1)
     loop.ledger.delivered({0: timesteps[1], 1: timesteps[0]})
     assert loop.found()[2] == 2
+
+
+class AsyncPlainGym(PlainGym):
+    """An env whose reset and step are coroutines."""
+
+    async def reset(self, **arguments: Any) -> Any:  # type: ignore[override]
+        return super().reset(**arguments)
+
+    async def step(self, action: Any) -> Any:
+        return super().step(action)
+
+
+async def built_later() -> Any:
+    return AsyncPlainGym()
+
+
+@pytest.mark.parametrize("make", [AsyncPlainGym, built_later])
+def test_async_envs_can_be_made_to_sign(make: Any) -> None:
+    env = as_blocking(pickle.loads(pickle.dumps(Ledgered(make, 2)))())
+    env.reset()
+    mark = mark_of(env.step(1).info)
+    assert mark is not None
+    assert (mark.env_id, mark.step) == (2, 1)
+    env.close()
 
 
 def test_signing_leaves_observations_and_own_infos_alone() -> None:
