@@ -237,7 +237,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", fake.strategies)
     monkeypatch.setattr("envmgr.transport.ray.cluster.refuse_without_ray", lambda: None)
-    monkeypatch.setattr("envmgr.managers.refuse_without_ray", lambda: None)
+    monkeypatch.setattr("envmgr.transport.ray.cluster.refuse_without_ray", lambda: None)
     monkeypatch.setattr("envmgr.transport.ray.actor.set_up", lambda index, settings: None)
     yield fake
     fake.clean_up()

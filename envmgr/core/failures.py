@@ -578,7 +578,13 @@ class Renewals:
     def proceed(self, env: ManagedEnv) -> None:
         """Begin what was to follow a pause."""
         if _awaits_host(env):
-            self._renew_hosts([s for s in env.group.envs if _awaits_host(s)])
+            awaiting = [s for s in env.group.envs if _awaits_host(s)]
+            ending = [s for s in env.group.envs if s.phase is Phase.ENDING]
+            if ending:  # of a host that another env of the group has begun meanwhile, in its turn
+                for other in awaiting:
+                    self._hosts.join(other, ending[0])
+            else:
+                self._renew_hosts(awaiting)
             return
         follow_up, env.follow_up = env.follow_up, Next.NOTHING
         if follow_up is Next.RESET:

@@ -484,3 +484,18 @@ def test_a_launch_waits_for_units_looks_four_times_a_second_and_says_so(
     assert "waiting for 30 s more, for 2 of the 3 of browser" in again
     rig.engine.close(0.0)
     assert not ours.is_held
+
+
+def test_who_pauses_joins_the_end_of_a_host_that_another_began_meanwhile() -> None:
+    rig = launched(2, 1, num_workers=1, kill_takes_s=5.0)
+    rig.die(0)
+    assert phases(rig) == [Phase.STARTING, Phase.PAUSING]
+    rig.die(0)  # again: there is a pause before it is built once more
+    assert phases(rig) == [Phase.PAUSING, Phase.STARTING], "the other one has its turn"
+    rig.transport.garbage(1)
+    rig.pump()
+    rig.run(2.0)
+    assert phases(rig) == [Phase.ENDING] * 2, "its pause is over, and that host is not"
+    rig.transport.answer = FakeEnvs()
+    rig.run(20.0)
+    assert phases(rig) == [Phase.IDLE] * 2
