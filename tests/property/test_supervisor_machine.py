@@ -950,7 +950,8 @@ class SupervisorMachine(RuleBasedStateMachine):
                 self._deliver_what_is_there()
                 self._after_move()  # an episode that ended with that may have begun anew already
             starts = self.rig.hosts.starts
-            if not goes_on and not (starts is not None and starts.waiting):  # since just now
+            since_then = self._busy() or (starts is not None and starts.waiting)
+            if not goes_on and not since_then:
                 break
         if self.phase == "closed":
             return
