@@ -17,6 +17,7 @@ from typing import Any
 
 from envmgr import pickles
 from envmgr.env.base import BaseEnv
+from envmgr.env.contract import awaited
 from envmgr.types import EnvTimestep
 
 
@@ -148,7 +149,7 @@ class CalledEnv(BaseEnv):
             return value
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(_await(value))
+        return self._loop.run_until_complete(awaited(value))
 
 
 class SessionEnv(CalledEnv):
@@ -199,10 +200,6 @@ class ToolEnv(CalledEnv):
         if call.method == "get_reward" and not hasattr(self._called, "get_reward"):
             return None
         return super().made(call)
-
-
-async def _await(value: Any) -> Any:
-    return await value
 
 
 def pickled(value: Any) -> bytes:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from envmgr.env import adapt
 from envmgr.env.base import BaseEnv
-from envmgr.env.contract import StepResult, timestep_of
+from envmgr.env.contract import StepResult, awaited, timestep_of
 from envmgr.env.gymnasium_env import GymnasiumEnv
-from envmgr.env.old_gym import awaited
 from envmgr.env.steps import step_in_two
 from envmgr.types import EnvTimestep
 

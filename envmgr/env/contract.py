@@ -29,6 +29,11 @@ def env_name(env: object) -> str:
     return type(getattr(env, "unwrapped", env)).__name__
 
 
+async def awaited(value: Any) -> Any:
+    """Return a value, or what it gives when it is awaited, if it can be."""
+    return await value if inspect.isawaitable(value) else value
+
+
 def attribute(env: Any, name: str) -> Any:
     """Return an attribute of an env; None if it has none, or cannot give it."""
     try:

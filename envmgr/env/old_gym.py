@@ -7,12 +7,11 @@ through `reset(seed=)`. What an env does is read from its signatures and from wh
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import gymnasium
 
-from envmgr.env.contract import accepts, layers_of
+from envmgr.env.contract import accepts, awaited, layers_of
 
 
 def is_old_gym(obj: object) -> bool:
@@ -158,11 +157,6 @@ class AsyncOldGymEnv(OldGymEnv):
         method = getattr(self.env, "close", None)
         if callable(method):
             await awaited(method())
-
-
-async def awaited(value: Any) -> Any:
-    """Return a value, or what it gives when it is awaited, if it can be."""
-    return await value if inspect.isawaitable(value) else value
 
 
 def defines(layer: Any, name: str) -> bool:

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from gymnasium.spaces import Box, Discrete, Space
 
 from envmgr.env import adapt
+from envmgr.env.contract import awaited
 from envmgr.env.gym_spaces import convert_space
-from envmgr.env.old_gym import awaited
 from envmgr.testing.checksums import UNKNOWN, Checksum, checksum_of, reward_checksum
 
 MARK_KEY = "ledger"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from envmgr.env.async_env import close_async, reset_async, step_async
 from envmgr.env.contract import EnvContractError, StepResult
-from envmgr.wire.messages import FailureKind, Message, RemoteFailure
+from envmgr.wire.messages import Message, RemoteFailure
 from envmgr.worker.env_runner import EnvRunner, HostContext
 from envmgr.worker.event_loop import NO_LOOP, EnvWork, Steps, wait_for
 from envmgr.worker.sinks import MessageSink
@@ -47,7 +47,7 @@ class AsyncEnvRunner(EnvRunner):
 
     def step(self, sink: MessageSink, key: Any, action: Any) -> bool:
         """Begin a step; return False, for nothing is left to be run later."""
-        self._work.run(self._step(sink, key, action), key.env_id, key.request_id, "step")
+        self._work.run(self._step(sink, key, action), key, "step")
         return False
 
     def _step(self, sink: MessageSink, key: Any, action: Any) -> Steps[None]:
@@ -83,26 +83,21 @@ class AsyncEnvRunner(EnvRunner):
 
     def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
         """Return what is reported of an exception of the env, or of its being cancelled."""
-        where = self._work.where
-        if where is not None:
-            return RemoteFailure(FailureKind.CANCELLED, during, traceback_text=where)
-        return super().failure_of(error, during)
+        return self._work.cancelled(during) or super().failure_of(error, during)
 
     # -- resets -----------------------------------------------------------------------------
 
     def reset(self, message: Message) -> None:
         """Begin a RESET request."""
-        resetting = self.reset_and_answer(message)
-        self._work.run(resetting, message.env_id, message.request_id, "reset")
+        self._work.run(self.reset_and_answer(message), message, "reset")
 
     def reset_later(self, sink: MessageSink, key: Any) -> None:
         """Begin the reset that follows an episode."""
-        resetting = self._reset_as_planned(sink, key)
-        self._work.run(resetting, key.env_id, key.request_id, "reset")
+        self._work.run(self._reset_as_planned(sink, key), key, "reset")
 
     def when_reset(self, then: Callable[[], None], message: Message) -> None:
         """Do something for a request when the reset that is under way is over, if one is."""
-        self._work.run_after(then, message.env_id, message.request_id, "reset")
+        self._work.run_after(then, message, "reset")
 
     def _reset_as_planned(self, sink: MessageSink, key: Any) -> Steps[None]:
         try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from envmgr.env.async_env import use_loop
 from envmgr.env.contract import EnvContractError
+from envmgr.wire.messages import FailureKind, Message, RemoteFailure
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,7 +50,7 @@ wait_for = types.coroutine(_wait_for)  # type: ignore[assignment]
 """Waits for a coroutine, in the event loop."""
 
 
-class Awaitable(Generic[T]):
+class AwaitableSteps(Generic[T]):
     """Steps that a coroutine can await."""
 
     def __init__(self, steps: Steps[T]) -> None:
@@ -110,16 +111,23 @@ class WorkerLoop:
         task.add_done_callback(self._ended)
         return task
 
-    def run_plainly(self, function: Callable[[], None], env_id: int) -> None:
+    @property
+    def is_used(self) -> bool:
+        """Whether something has had to wait already."""
+        return self.loop is not None
+
+    def run_sync(self, function: Callable[[], None], env_id: int) -> None:
         """Run what an env that is not async does beside those that are, and say that it is run."""
-        if self.loop is None:
-            function()
-            return
         self.note_running(env_id + 1)
         try:
             function()
         finally:
             self.note_running(0)
+
+    def wake(self) -> None:
+        """Have another round follow, though nothing can be read; in the loop."""
+        if self._wake is not None:
+            self._wake()
 
     def finish(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, where the loop is not running."""
@@ -140,8 +148,7 @@ class WorkerLoop:
         error = None if task.cancelled() else task.exception()
         if error is not None:  # of envmgr's own code, or the trainer is gone
             self._failed.append(error)
-            if self._wake is not None:
-                self._wake()
+            self.wake()
 
     def serve(
         self,
@@ -274,39 +281,42 @@ class EnvWork:
         self._steps: Any = None
         self._doing: tuple[int, str] = (0, "")
 
-    def run(self, steps: Steps[None], env_id: int, request_id: int, during: str) -> None:
+    def run(self, steps: Steps[None], request: Message, during: str) -> None:
         """Run what answers a request, as far as it can be run at once; the rest in the loop.
 
         Args:
             steps: answer it.
-            env_id: whose request.
-            request_id: the request.
+            request: the request.
             during: what it does, as in `RemoteFailure`.
         """
         self.where = None
         if self.loop is None:
             finish(steps)
         else:
-            self._doing, self._steps = (request_id, during), steps
-            noted = _Noted(steps, self.loop.note_running, env_id + 1)
+            self._doing, self._steps = (request.request_id, during), steps
+            noted = _Noted(steps, self.loop.note_running, request.env_id + 1)
             self._task = self.loop.run(noted)
 
     def cancel(self, request_id: int, during: str) -> None:
-        """Cancel what answers a request, if that is under way; the arguments are as of `run`."""
+        """Cancel what answers a request, if that is under way; `during` is as of `run`."""
         task = self._task
         if task is not None and not task.done() and (request_id, during) == self._doing:
             self.where = _where(self._steps)
             task.cancel()
 
-    def run_after(
-        self, then: Callable[[], None], env_id: int, request_id: int, during: str
-    ) -> None:
+    def cancelled(self, during: str) -> RemoteFailure | None:
+        """Return the failure to report if the trainer had the present work cancelled, else None."""
+        if self.where is None:
+            return None
+        return RemoteFailure(FailureKind.CANCELLED, during, traceback_text=self.where)
+
+    def run_after(self, then: Callable[[], None], request: Message, during: str) -> None:
         """Do something when what is under way has ended; the arguments are those of `run`.
 
         To cancel it is to cancel what is under way, and that is where it is then.
         """
         earlier, steps = self._task, self._steps
-        self.run(_run_after(then, earlier), env_id, request_id, during)
+        self.run(_run_after(then, earlier), request, during)
         if earlier is not None and not earlier.done():
             self._steps = steps
 

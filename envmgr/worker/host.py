@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 from envmgr.env import adapt
 from envmgr.env.batch_specs import Batch
-from envmgr.env.contract import EnvContractError, env_name
+from envmgr.env.contract import EnvContractError, awaited, env_name
 from envmgr.env.gymnasium_env import GymnasiumEnv
-from envmgr.env.old_gym import awaited
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.types import EnvFactory
 from envmgr.wire.arenas import Placement
@@ -47,7 +46,7 @@ from envmgr.worker.env_runner import (
 )
 from envmgr.worker.event_loop import (
     NO_LOOP,
-    Awaitable,
+    AwaitableSteps,
     EnvWork,
     Steps,
     WorkerLoop,
@@ -162,10 +161,10 @@ class Host:
         if env is not None and message.op != Op.INFO_FORMS:
             if message.op in self._settings.announced and not env.is_async:
                 self._messages.announce(message, message.op)
-            if self.loop is None:
+            if self.loop is None or not self.loop.is_used:
                 env.handle(message)
             else:
-                self.loop.run_plainly(partial(env.handle, message), env.env_id)
+                self.loop.run_sync(partial(env.handle, message), env.env_id)
         elif message.op == Op.INFO_FORMS:
             self._forms.learn(message.payload)
         elif message.op == Op.ADOPT:
@@ -264,8 +263,9 @@ class HostedEnv:
 
     def _run_later(self, reset: Callable[[], None]) -> None:
         """Have a reset of the env be run later, beside async envs perhaps."""
-        if self._work.loop is not None:
-            reset = partial(self._work.loop.run_plainly, reset, self.env_id)
+        loop = self._work.loop
+        if loop is not None and loop.is_used:
+            reset = partial(loop.run_sync, reset, self.env_id)
         self._run_in_host(reset)
 
     @property
@@ -284,9 +284,9 @@ class HostedEnv:
         if op == Op.STEP and runner is not None:  # first, for it is what comes most
             runner.step(self._messages, message, message.payload)
         elif op == Op.HELLO or op == Op.RENEW:
-            self._run(self._build(message), message, "construction")
+            self._work.run(self._build(message), message, "construction")
         elif op == Op.RELEASE:
-            self._run(self._release(message), message, "close")
+            self._work.run(self._release(message), message, "close")
         elif op == Op.CANCEL:
             self._work.cancel(message.request_id, message.payload)
         elif op == Op.ATTACH:
@@ -300,10 +300,7 @@ class HostedEnv:
         elif op == Op.RESET:
             runner.reset(message)
         else:
-            self._run(self._answer_call(message, runner), message, "call")
-
-    def _run(self, steps: Steps[None], message: Message, during: str) -> None:
-        self._work.run(steps, message.env_id, message.request_id, during)
+            self._work.run(self._answer_call(message, runner), message, "call")
 
     def _build(self, message: Message) -> Steps[None]:
         """Build the env, in place of the one before, and answer."""
@@ -320,7 +317,8 @@ class HostedEnv:
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             if self._runner is None:
                 self._envs_in_use.release(self)
-            reply = self._failure_reply(message, error, "construction")
+            failure = self._failure_of(error, "construction")
+            reply = self._messages.failure_reply(message, failure)
         self._messages.send(reply)
 
     def _built(self, message: Message) -> Steps[Any]:
@@ -349,14 +347,9 @@ class HostedEnv:
                 "envs that a factory builds have to be alike"
             )
 
-    def _failure_reply(self, message: Message, error: BaseException, during: str) -> Any:
-        """Return the reply which says that something has raised, or was cancelled."""
-        if self._work.where is not None:
-            where = self._work.where
-            failure = RemoteFailure(FailureKind.CANCELLED, during, traceback_text=where)
-        else:
-            failure = self._messages.failure_of(error, during)
-        return self._messages.failure_reply(message, failure)
+    def _failure_of(self, error: BaseException, during: str) -> RemoteFailure:
+        """Return what is reported of an exception, or of being cancelled."""
+        return self._work.cancelled(during) or self._messages.failure_of(error, during)
 
     def _describe(self, message: Message, runner: EnvRunner) -> Any:
         """Return the reply that says what the env is like."""
@@ -441,17 +434,15 @@ class HostedEnv:
                 result = yield from wait_for(awaited(result))
             reply = self._messages.reply(message, Op.RESULT, result)
         except BaseException as error:  # as in `_build`
+            failure = self._failure_of(error, "call")
             if op == Op.GET_ATTR and isinstance(error, AttributeError):
-                failure = self._messages.failure_of(error, "call")
                 failure = replace(failure, kind=FailureKind.NO_ATTRIBUTE)
-                reply = self._messages.failure_reply(message, failure)
-            else:
-                reply = self._failure_reply(message, error, "call")
+            reply = self._messages.failure_reply(message, failure)
         self._messages.send(reply)
 
 
 async def _closed(env: HostedEnv) -> None:
-    await Awaitable(env.close())
+    await AwaitableSteps(env.close())
 
 
 def _call(runner: EnvRunner, payload: Any) -> Any:

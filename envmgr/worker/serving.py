@@ -64,7 +64,7 @@ def serve(host: Host, stepper: BlockStepper | None, inbox: Inbox) -> None:
         ChannelClosedError: the other end is closed.
     """
     resets = host.pending_resets
-    while host.loop is None or host.loop.loop is None:
+    while host.loop is None or not host.loop.is_used:
         waiting, ring_is_due = len(resets), stepper is not None and inbox.take_ring_request()
         is_busy = waiting > 0 or ring_is_due or not inbox.is_empty
         if stepper is not None and stepper.has_rows:
@@ -103,6 +103,8 @@ def _serve_in_loop(host: Host, loop: WorkerLoop, inbox: Inbox) -> None:
                 return True
             host.handle(message)
         host.run_resets(len(host.pending_resets))
+        if host.pending_resets:  # by what was run just now: messages that have come are next
+            loop.wake()
         return False
 
     loop.serve(run_round, host.close_async, inbox.fds)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from envmgr.env.contract import EnvContractError
+from envmgr.wire.messages import Message, Op
 from envmgr.worker.event_loop import (
-    Awaitable,
+    AwaitableSteps,
     EnvWork,
     Steps,
     WorkerLoop,
@@ -33,6 +34,10 @@ def loop(noted: list[int]) -> Iterator[WorkerLoop]:
         asyncio.set_event_loop(None)
 
 
+def request(number: int) -> Message:
+    return Message(Op.STEP, 3, 0, number, None)
+
+
 def told(log: list[str], *, waits: bool) -> Steps[None]:
     log.append("begun")
     if waits:
@@ -43,7 +48,7 @@ def told(log: list[str], *, waits: bool) -> Steps[None]:
 
 
 async def awaited(steps: Steps[None]) -> None:
-    await Awaitable(steps)
+    await AwaitableSteps(steps)
 
 
 def turn(loop: WorkerLoop, *others: Coroutine[Any, Any, Any]) -> None:
@@ -116,7 +121,7 @@ def hang(log: list[str]) -> Steps[None]:
 
 def test_only_what_it_is_told_of_is_cancelled(loop: WorkerLoop) -> None:
     work, log = EnvWork(loop), list[str]()
-    work.run(hang(log), 3, 7, "step")
+    work.run(hang(log), request(7), "step")
     turn(loop)
     work.cancel(8, "step")
     work.cancel(7, "reset")
@@ -135,7 +140,7 @@ def test_only_what_it_is_told_of_is_cancelled(loop: WorkerLoop) -> None:
 
 def test_what_is_under_way_is_stopped_and_waited_for(loop: WorkerLoop) -> None:
     work, log = EnvWork(loop), list[str]()
-    work.run(hang(log), 3, 7, "step")
+    work.run(hang(log), request(7), "step")
     turn(loop)
     turn(loop, awaited(work.stop()), awaited(work.stop()))
     assert log == ["cancelled"]
@@ -143,18 +148,18 @@ def test_what_is_under_way_is_stopped_and_waited_for(loop: WorkerLoop) -> None:
 
 def test_something_follows_what_is_under_way(loop: WorkerLoop) -> None:
     work, log = EnvWork(loop), list[str]()
-    work.run_after(lambda: log.append("at once"), 3, 6, "reset")
+    work.run_after(lambda: log.append("at once"), request(6), "reset")
     assert log == ["at once"]
-    work.run(told(log, waits=True), 3, 7, "reset")
-    work.run_after(lambda: log.append("after it"), 3, 8, "reset")
+    work.run(told(log, waits=True), request(7), "reset")
+    work.run_after(lambda: log.append("after it"), request(8), "reset")
     turn(loop)
     assert log[1:] == ["begun", "in the loop", "ended", "after it"]
 
 
 def test_to_cancel_what_follows_is_to_cancel_what_is_under_way(loop: WorkerLoop) -> None:
     work, log = EnvWork(loop), list[str]()
-    work.run(hang(log), 3, 7, "reset")
-    work.run_after(lambda: log.append("after it"), 3, 8, "reset")
+    work.run(hang(log), request(7), "reset")
+    work.run_after(lambda: log.append("after it"), request(8), "reset")
     turn(loop)
     work.cancel(8, "reset")
     assert work.where is not None
@@ -172,7 +177,7 @@ def test_it_says_whose_code_runs(loop: WorkerLoop, noted: list[int]) -> None:
         yield from wait_for(asyncio.sleep(0))
         seen.append(noted[-1])
 
-    work.run(look(), 3, 7, "step")
+    work.run(look(), request(7), "step")
     turn(loop)
     assert seen == [4, 4]
     assert noted[-1] == 0

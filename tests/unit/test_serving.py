@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ from envmgr.wire.channel import (
 from envmgr.wire.frames import encode
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import EpisodePlan, Message, Op, ResetRequest
+from envmgr.worker.event_loop import WorkerLoop
 from envmgr.worker.host import Host
 from envmgr.worker.serving import ConnectionInbox, QueueInbox, serve
 
@@ -241,3 +244,62 @@ def test_bells_that_come_over_the_connection_are_told_from_messages(world: World
     assert inbox.take_ring_request()
     world.step(0)
     assert not inbox.await_bell()
+
+
+# -- in an event loop -----------------------------------------------------------------------------
+
+
+class StubHost:
+    """Has one thing run after the other, each of which is known of when the one before is run."""
+
+    def __init__(self, loop: WorkerLoop, count: int) -> None:
+        self.loop, self.left = loop, count
+        self.pending_resets: deque[Callable[[], None]] = deque([self._run])
+
+    def _run(self) -> None:
+        self.left -= 1
+        if self.left:
+            self.pending_resets.append(self._run)
+
+    def run_resets(self, count: int) -> None:
+        for _ in range(count):
+            self.pending_resets.popleft()()
+
+    async def close_async(self) -> None: ...
+
+
+class StubInbox:
+    """Has the host closed when nothing is left to be run, or after a while."""
+
+    fds = ()
+
+    def __init__(self, host: StubHost) -> None:
+        self._host = host
+        self.is_late = False
+
+    def read(self) -> None: ...
+
+    def messages(self) -> Iterator[Message]:
+        if not self._host.left or self.is_late:
+            yield Message(Op.CLOSE, 0, 0, 1, None)
+
+    def answer(self, message: Message) -> None:
+        assert message.op == Op.CLOSED
+
+    def end(self) -> None:
+        self.is_late = True
+        self._host.loop.wake()
+
+
+def test_what_waits_in_an_event_loop_is_run_though_no_message_comes() -> None:
+    loop = WorkerLoop()
+    event_loop = loop._made()
+    try:
+        host = StubHost(loop, 3)
+        inbox = StubInbox(host)
+        event_loop.call_later(2.0, inbox.end)
+        serve(host, None, inbox)  # type: ignore[arg-type]
+    finally:
+        event_loop.close()
+        asyncio.set_event_loop(None)
+    assert (host.left, inbox.is_late) == (0, False)
