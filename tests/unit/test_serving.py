@@ -260,6 +260,8 @@ class StubHost:
         self.left -= 1
         if self.left:
             self.pending_resets.append(self._run)
+        else:
+            self.loop.wake()  # as a message does: CLOSE
 
     def run_resets(self, count: int) -> None:
         for _ in range(count):
