@@ -145,8 +145,9 @@ def let_in_two_at_a_time(world: World, manager: Any, where: str, count: int) -> 
     first, second = (world.gate.await_visit(where=where) for _ in range(2))
     for left in range(count - 2, -1, -1):
         end = time.monotonic() + PATIENCE_S
-        while limits_of(manager)["starting"] != 2:  # an env may be at it before that is noted
-            assert limits_of(manager)["starting"] < 2
+        # An env may be at it before that is noted.
+        while (n_starting := limits_of(manager)["starting"]) != 2:
+            assert n_starting < 2
             assert time.monotonic() < end
         if left < count - 2:  # else the trainer may still be at telling the others to wait
             assert limits_of(manager)["waiting_to_start"] == left
