@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import threading
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import gymnasium
@@ -181,13 +181,16 @@ def test_signals_at_any_moment_lose_and_repeat_nothing(kind: str, style: str) ->
         collect = collect_by(manager, style)
         before = signal.signal(signal.SIGALRM, strike)
         try:
-            for k in range(300):
+            for k in itertools.count():  # on a busy machine most calls end by a signal for long
+                if k >= 300 and min(struck, n_returned) > 10:
+                    break
+                assert k < 3000, (struck, n_returned)
                 returned: list[Any] = []
                 try:
                     armed[0] = True
                     signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 1e-3 * (1 + k / 50)))
                     # In one go: what is returned is in the list, wherever the signal comes.
-                    returned.extend(islice(iter(collect, None), 1))
+                    returned.extend(itertools.islice(iter(collect, None), 1))
                     armed[0] = False
                 except Struck:
                     struck += 1
@@ -197,8 +200,6 @@ def test_signals_at_any_moment_lose_and_repeat_nothing(kind: str, style: str) ->
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
-    assert struck > 10
-    assert n_returned > 10
     for found in seen.values():
         assert found == list(range(len(found)))
 

@@ -189,6 +189,7 @@ def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": "S"})
     monkeypatch.setattr(stacks, "_listens", lambda pid, status: True)
     monkeypatch.setattr(stacks, "_is_in_handler", lambda pid: False)
+    monkeypatch.setattr(stacks, "_waits_for_a_core", lambda pid: False)
     return clock
 
 
@@ -225,6 +226,50 @@ def test_a_worker_that_is_interrupted_in_writing_is_waited_for(
     monkeypatch.setattr(stacks, "_is_in_handler", is_writing)
     assert Stacks().of(1) == OF_ENVS
     assert 0.3 <= clock[0] - 100.0 < 0.35
+
+
+def test_a_worker_that_has_not_had_a_core_since_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = pass_time_by_looking(monkeypatch)
+    is_queued = lambda *_: clock[0] < 100.3  # noqa: E731
+    monkeypatch.setattr(stacks, "_waits_for_a_core", is_queued)
+    monkeypatch.setattr(stacks, "_read", lambda path: "" if is_queued() else STACKS)
+    assert Stacks().of(1) == OF_ENVS
+    assert 0.3 <= clock[0] - 100.0 < 0.35
+
+
+def test_many_that_have_no_core_are_not_waited_for_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = pass_time_by_looking(monkeypatch)
+    monkeypatch.setattr(stacks, "_waits_for_a_core", lambda pid: True)
+    queued = Stacks()
+    for _ in range(100):
+        assert queued.of(1).startswith("no stacks: ")
+    assert 0.5 <= clock[0] - 100.0 < 1.2
+
+
+@pytest.mark.parametrize(
+    ("pending", "state", "blocked", "waits"),
+    [
+        (True, "R (running)", [0], True),
+        (True, "S (sleeping)", [1, 0], True),
+        (True, "S (sleeping)", [1, 3], False),  # no thread takes it
+        (True, "T (stopped)", [0], False),
+        (False, "R (running)", [0], False),
+    ],
+)
+def test_who_has_not_taken_the_signal_waits_for_a_core(
+    pending: bool, state: str, blocked: list[int], waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = stacks.STACKS_SIGNAL
+    assert number is not None
+    mask = f"{pending << number - 1 | 1 << number:016x}"
+    status = {"State": state, "ShdPnd": mask}
+    monkeypatch.setattr(stacks, "status_of", lambda pid: status)
+    monkeypatch.setattr(stacks, "_blocked_by_threads", lambda pid: iter(blocked))
+    assert stacks._waits_for_a_core(1) is waits
 
 
 def test_a_process_that_runs_a_handler_of_the_signal_is_told_from_others() -> None:

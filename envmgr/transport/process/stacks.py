@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from envmgr.proc import cpu_s_of, memfds_of, status_of
@@ -15,7 +16,7 @@ from envmgr.worker.crash_report import STACKS_FILE, STACKS_SIGNAL
 
 _PATIENCE_S = 0.1
 """How long to wait for one worker's stacks: writing them takes less than a millisecond, once it
-runs. It may have to wait for a core, or block all signals."""
+runs. It may block all signals. Of one that has not had a core since, `_MOST_S` says how long."""
 
 _MOST_S = 0.5
 _WINDOW_S = 5.0
@@ -63,7 +64,10 @@ class Stacks:
             if now > self._window_ends:
                 self._window_ends, self._left_s = now + _WINDOW_S, _MOST_S
             patience_s = min(_PATIENCE_S, max(self._left_s, _STILL_S))
-            while now - began < (_MOST_S if text else patience_s):
+            most_s = max(self._left_s, patience_s)
+            while now - began < (_MOST_S if text else patience_s) or (
+                now - began < most_s and not text and _waits_for_a_core(pid)
+            ):
                 time.sleep(_LOOK_EVERY_S)
                 now = time.monotonic()
                 if (latest := _read(path)) != text:
@@ -122,13 +126,31 @@ def _is_in_handler(pid: int) -> bool:
 
     Threads that block all signals, as those of many libraries do, block the next one, too.
     """
-    if STACKS_SIGNAL is None:
+    return any(blocked & 3 == 1 for blocked in _blocked_by_threads(pid))
+
+
+def _waits_for_a_core(pid: int) -> bool:
+    """Return whether a process has not taken the signal yet, which one of its threads will take.
+
+    It is pending until that thread runs: on a busy machine this can last longer than a hang.
+    """
+    status = status_of(pid)
+    is_pending = bool(_of_our_signal(status.get("ShdPnd", "0")) & 1)
+    if not is_pending or status.get("State", "Z")[:1] in "TtZ":  # stopped, or dead
         return False
-    for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        blocked = re.search(r"^SigBlk:\s*([0-9a-f]+)", status.read_text(), re.MULTILINE)
-        if blocked and int(blocked[1], 16) >> STACKS_SIGNAL - 1 & 3 == 1:
-            return True
-    return False
+    return any(not blocked & 1 for blocked in _blocked_by_threads(pid))
+
+
+def _blocked_by_threads(pid: int) -> Iterator[int]:
+    """Yield which signals each thread blocks: bit 0 is that for the stacks, bit 1 the next one."""
+    for path in Path(f"/proc/{pid}/task").glob("*/status"):
+        blocked = re.search(r"^SigBlk:\s*([0-9a-f]+)", path.read_text(), re.MULTILINE)
+        if blocked:
+            yield _of_our_signal(blocked[1])
+
+
+def _of_our_signal(mask: str) -> int:
+    return 0 if STACKS_SIGNAL is None else int(mask, 16) >> STACKS_SIGNAL - 1
 
 
 def _without_stacks(pid: int, status: dict[str, str]) -> str:
