@@ -71,7 +71,7 @@ runpy.run_module("envmgr", run_name="__main__")
 @pytest.fixture
 def without(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A folder with envmgr, but for the package of the test."""
-    leave_out = shutil.ignore_patterns("__pycache__")
+    leave_out = shutil.ignore_patterns("*.pyc.*")  # what is being written beside this
     shutil.copytree(PACKAGE, tmp_path / "envmgr", ignore=leave_out)
     shutil.rmtree(tmp_path / "envmgr" / request.param)
     return tmp_path
