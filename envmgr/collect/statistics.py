@@ -15,7 +15,7 @@ RECENT = 100
 """How many of the latest episodes the recent mean is taken over."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Spread:
     """Mean, standard deviation and range of numbers, or of arrays of one shape, seen one by one.
 
@@ -45,6 +45,10 @@ class Spread:
         self._squares = self._squares + before * (number - self.mean)
         self.low = np.minimum(self.low, number)
         self.high = np.maximum(self.high, number)
+
+    def __repr__(self) -> str:
+        figures = {"n": self.n, **self.as_dict()}
+        return f"Spread({', '.join(f'{name}={figure}' for name, figure in figures.items())})"
 
     def __copy__(self) -> Spread:
         return _shallow_copy(self)
@@ -79,7 +83,7 @@ class CollectStatistics:
     returns: Spread = field(default_factory=Spread)
     lengths: Spread = field(default_factory=Spread)
     elapsed_s: float = 0.0
-    _recent: deque[Any] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _recent: deque[Any] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
 
     def add(self, record: EpisodeRecord) -> None:
         """Count an episode that ended."""

@@ -150,6 +150,7 @@ class TestSpread:
         }
 
     def test_of_nothing(self) -> None:
+        assert repr(Spread()) == "Spread(n=0, mean=None, std=None, min=None, max=None)"
         assert Spread().as_dict() == {"mean": None, "std": None, "min": None, "max": None}
 
 
