@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED
-from envmgr.wire.arenas import Placement, place_arrays
+from envmgr.wire.arenas import Placement, buffer_arrays
 from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
@@ -60,33 +60,33 @@ class Seat:
 
     Attributes:
         placement: where its observations go.
-        places: those of its observations.
+        buffers: those of its observations.
         taken: the token of the step that it has taken last.
         ordered: the token of the reset that it was ordered last.
-        step_place: where its next observation of a step goes.
-        reset_place: likewise, of a reset.
+        step_buffer: where its next observation of a step goes.
+        reset_buffer: likewise, of a reset.
     """
 
     placement: Placement
-    places: Any
+    buffers: Any
     taken: int
     ordered: int
-    step_place: int
-    reset_place: int
+    step_buffer: int
+    reset_buffer: int
 
     @property
     def row(self) -> int:
         """Its row."""
         return self.placement.row
 
-    def next_place(self, *, of_reset: bool) -> int:
-        """Return the place that an observation takes."""
-        place = self.reset_place if of_reset else self.step_place
+    def next_buffer(self, *, of_reset: bool) -> int:
+        """Return the buffer that an observation takes."""
+        buffer = self.reset_buffer if of_reset else self.step_buffer
         if of_reset:
-            self.reset_place = self.placement.places.after(place)
+            self.reset_buffer = self.placement.buffers.after(buffer)
         else:
-            self.step_place = self.placement.places.after(place)
-        return place
+            self.step_buffer = self.placement.buffers.after(buffer)
+        return buffer
 
 
 @dataclass
@@ -140,7 +140,7 @@ class FakeBlock:
     def seat(self, host: HostInBlock, env_id: int, placement: Placement) -> None:
         """An env is told where its row is."""
         plan = placement.block
-        (places,) = place_arrays(self._memory, placement)
+        (buffers,) = buffer_arrays(self._memory, placement)
         taken = ordered = 0
         if plan is not None:
             if self.block is None:
@@ -148,8 +148,8 @@ class FakeBlock:
             self.block.sleeping[host.index] = 1  # for good: it looks when it is rung
             taken = int(self.block.requests[placement.row])
             ordered = int(self.block.reset_requests[placement.row])
-        first = placement.step_place, placement.reset_place
-        seat = Seat(placement, places, taken, ordered, *first)
+        first = placement.step_buffer, placement.reset_buffer
+        seat = Seat(placement, buffers, taken, ordered, *first)
         host.seats[env_id] = seat
 
     def leave(self, host: HostInBlock, env_id: int) -> None:
@@ -257,11 +257,11 @@ class FakeBlock:
         return self._encoder.encode(info) if info else b""
 
     def _observe(self, seat: Seat, obs: Any, *, of_reset: bool) -> int:
-        """Put an observation into the arena; return its place."""
-        place = seat.next_place(of_reset=of_reset)
+        """Put an observation into the arena; return its buffer."""
+        buffer = seat.next_buffer(of_reset=of_reset)
         self.observations.append(obs)
-        seat.places[place] = len(self.observations) - 1
-        return place
+        seat.buffers[buffer] = len(self.observations) - 1
+        return buffer
 
     def placed(self, host: HostInBlock, message: Message) -> Message:
         """Return a reply by message as it arrives: its observation is in the arena."""
@@ -274,8 +274,8 @@ class FakeBlock:
             self.observations.append(payload[0])
             leaf = bytearray(np.array(len(self.observations) - 1).data)
             return message._replace(payload=([leaf], *payload[1:]))
-        place = self._observe(seat, payload[0], of_reset=message.op == Op.RESET_DONE)
-        return message._replace(payload=(place, *payload[1:]))
+        buffer = self._observe(seat, payload[0], of_reset=message.op == Op.RESET_DONE)
+        return message._replace(payload=(buffer, *payload[1:]))
 
     # -- rings ------------------------------------------------------------------------------
 

@@ -437,7 +437,7 @@ class UnkillableTransport(FakeTransport):
                 block.flags[row] = block.reset_flags[row] = 0xFFFF
                 block.rewards[row] = block.wide_rewards[row] = 99.0
                 block.infos[row] = block.reset_infos[row] = 0xFF
-                seat.places[seat.next_place(of_reset=False)] = -1
+                seat.buffers[seat.next_buffer(of_reset=False)] = -1
                 index = host.in_block.index
                 block.running[index], block.since[index] = row + 1, self.clock()
                 block.finished[index] = block.posted[index]

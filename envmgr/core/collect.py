@@ -32,6 +32,7 @@ from envmgr.spaces import ValueMismatchError, indexed
 from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.wire.block import (
     AFTER_BITS,
+    BUFFER_BITS,
     DONE,
     ENDING_BITS,
     ENDING_SHIFT,
@@ -39,7 +40,6 @@ from envmgr.wire.block import (
     LATE,
     LATE_END,
     ORDINARY_BITS,
-    PLACE_BITS,
     PLAIN_END,
     PLAIN_END_BITS,
     RESETS,
@@ -208,7 +208,7 @@ class Collected:
     Args:
         ids: whose they are.
         selection: those of them whose replies are in the block; None if there are none.
-        places: the place that all of their observations are in, or bytes with one for each.
+        buffers: the buffer that all of their observations are in, or bytes with one for each.
         remarks: what else they say.
         kept: the other timesteps, by env_id.
         n_before: timesteps delivered since launch, before these.
@@ -228,6 +228,7 @@ class Collected:
     __slots__ = (
         "arena",
         "block",
+        "buffers",
         "count",
         "endings",
         "fate",
@@ -237,7 +238,6 @@ class Collected:
         "n_before",
         "n_episodes",
         "odd",
-        "places",
         "remarks",
         "result",
         "selection",
@@ -247,7 +247,7 @@ class Collected:
         self,
         ids: Sequence[int],
         selection: Selection | None,
-        places: Any,
+        buffers: Any,
         remarks: Remarks,
         kept: Mapping[int, EnvTimestep],
         n_before: int,
@@ -258,7 +258,7 @@ class Collected:
         self.in_c = in_c
         self.ids = ids
         self.selection = selection
-        self.places = places
+        self.buffers = buffers
         self.remarks = remarks
         self.kept = kept
         self.count = len(ids)
@@ -396,20 +396,20 @@ class Collector:
         if type(said) is int:
             remarks = selection.ordinary.get(said) or self._remarks_of(selection, said)
             if remarks is not None:
-                place = said & PLACE_BITS
-                if texts is not None and self._misreads(texts, selection, place):
+                buffer = said & BUFFER_BITS
+                if texts is not None and self._misreads(texts, selection, buffer):
                     return None
-                args = selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
+                args = selection.ids, selection, buffer, remarks, _EMPTY, n_before, block, arena
                 return Collected(*args, in_c=in_c)
         elif said is not None:
-            place, usual, ends = said
+            buffer, usual, ends = said
             infos = self._infos_of_all(selection) if usual & HAS_INFO else None
             if infos is not None or not usual & HAS_INFO:
-                if texts is not None and self._misreads(texts, selection, place):
+                if texts is not None and self._misreads(texts, selection, buffer):
                     return None
                 remarks = Remarks(usual, selection.count, ends, infos=infos)
                 return Collected(
-                    selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
+                    selection.ids, selection, buffer, remarks, _EMPTY, n_before, block, arena
                 )
         ids, kept = selection.ids, _EMPTY
         if undelivered:
@@ -430,10 +430,10 @@ class Collector:
         found = selection.ordinary.get(raw) or self._looked_at(selection, raw)
         if found is None:
             return None
-        places, remarks = found
-        if texts is not None and self._misreads(texts, selection, places):
+        buffers, remarks = found
+        if texts is not None and self._misreads(texts, selection, buffers):
             return None
-        return Collected(ids, selection, places, remarks, kept, n_before, block, arena)
+        return Collected(ids, selection, buffers, remarks, kept, n_before, block, arena)
 
     def _remarks_of(self, selection: Selection, flags: int) -> Remarks | None:
         """Return what replies say that all have these flags; None if one has to be looked at."""
@@ -448,16 +448,16 @@ class Collector:
         infos = None if self._replies is None else self._replies.infos(selection)
         return None if infos is None or infos.odd else infos
 
-    def _misreads(self, texts: Arena | Arenas, selection: Selection, places: Any) -> bool:
+    def _misreads(self, texts: Arena | Arenas, selection: Selection, buffers: Any) -> bool:
         """Read the texts of observations; whether one makes no sense, whose env is `left` then."""
-        odd = texts.read_texts(selection.ids, places)
+        odd = texts.read_texts(selection.ids, buffers)
         if odd is not None:
             self.left = odd
         return odd is not None
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""
-        first, steps = raw[0] | raw[1] << 8, self._table.observed.places.steps
+        first, steps = raw[0] | raw[1] << 8, self._table.observed.buffers.steps
         bits, infos, replies = ORDINARY_BITS | REWARD_BITS, None, self._replies
         if replies is not None and raw[1::2].translate(None, _WITHOUT_INFO):
             infos = replies.infos(selection, raw)
@@ -466,10 +466,10 @@ class Collector:
             not first & ~bits
             and raw == raw[:2] * selection.count
             and (first <= ORDINARY_BITS or first >> REWARD_SHIFT in FITS_ALL)
-            and first & PLACE_BITS < steps
+            and first & BUFFER_BITS < steps
         ):
             remarks = _make_remarks((first, selection.count, _EMPTY, _EMPTY, infos))
-            said = first & PLACE_BITS, remarks
+            said = first & BUFFER_BITS, remarks
             if infos is None:
                 selection.ordinary[raw] = said
             return said
@@ -500,7 +500,7 @@ class Collector:
             env_id = selection.ids[position]
             bits = flag & plain_bits
             is_end = bits == plain_end or (bits == late_end and may_begin_with_step(env_id))
-            is_plain = is_end and flag & PLACE_BITS < steps
+            is_plain = is_end and flag & BUFFER_BITS < steps
             is_plain = is_plain and not (position in odd and flag & HAS_INFO)
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
@@ -513,8 +513,8 @@ class Collector:
         if waiting and (left := self._not_reset(waiting)):
             self.left = left[0]
             return None
-        places = raw[::2].translate(_PLACE_OF)  # they are in the lower bytes
-        where = one_of(places)
+        buffers = raw[::2].translate(_BUFFER_OF)  # they are in the lower bytes
+        where = one_of(buffers)
         return where, Remarks(usual, selection.count, specials, details, infos)
 
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
@@ -543,7 +543,7 @@ class Collector:
         timesteps: dict[int, EnvTimestep] = {}
         if selection is not None and block is not None and arena is not None:
             if collected.in_c is not None:
-                found = arena.rows_of(selection, collected.places)
+                found = arena.rows_of(selection, collected.buffers)
                 numbers = block.rewards[selection.rows].tolist()
                 told = _TOLD if collected.remarks.usual & TOLD_BIT else _UNTOLD
                 given = told if collected.remarks.infos is None else _infos_of(collected.remarks)
@@ -552,8 +552,8 @@ class Collector:
                 self._deliver_in_c(collected, timesteps, in_arena=False)
                 return timesteps
             usual, count, specials, details, read = collected.remarks
-            places = collected.places
-            found = arena.rows_of(selection, places)
+            buffers = collected.buffers
+            found = arena.rows_of(selection, buffers)
             kind = usual >> REWARD_SHIFT
             rewards: list[Any] = (
                 restored(kind, block.reward_numbers(kind, selection.rows))
@@ -576,7 +576,7 @@ class Collector:
                     rewards[position] = reward
             steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
             timesteps = dict(zip(selection.ids, steps, strict=True))
-            observed.taken_as_rows(selection, places, found)
+            observed.taken_as_rows(selection, buffers, found)
         if kept:
             timesteps = {i: kept[i] if i in kept else timesteps[i] for i in collected.ids}
         collected.result = timesteps
@@ -597,7 +597,7 @@ class Collector:
             return None
         usual, window, observed = remarks.usual, selection.window, self._table.observed
         arena = collected.arena
-        obs = None if arena is None else arena.batch(selection, collected.places)
+        obs = None if arena is None else arena.batch(selection, collected.buffers)
         if obs is None:  # they are of several layouts
             return None
         if collected.in_c is not None and window is not None:
@@ -617,7 +617,7 @@ class Collector:
                 terminated[at], truncated[at] = flag & _TERMINATED != 0, flag & _TRUNCATED != 0
             else:
                 terminated[at], truncated[at] = ends_of(bool(flag & DONE), remarks.details[at][0])
-        observed.taken_as_batch(selection, collected.places)
+        observed.taken_as_batch(selection, collected.buffers)
         ends = np.frombuffer(terminated, np.bool_), np.frombuffer(truncated, np.bool_)
         batch = _make_batch((selection.array, obs, rewards, *ends, BatchInfos(remarks)))
         collected.result = batch
@@ -635,7 +635,7 @@ class Collector:
         collected.n_episodes = statistics.episodes
         timesteps = collected.n_before + collected.count
         returning = Returning(collected, journal.caller)
-        collected.in_c.deliver(returning, collected.places, in_arena, timesteps)
+        collected.in_c.deliver(returning, collected.buffers, in_arena, timesteps)
         if self._has_spares or Phase.RESETTING in self._table.phases.column:
             self._go_on(collected)
 
@@ -843,6 +843,6 @@ _POSTED = np.uint8(Phase.POSTED)
 _NO_REMARKS = Remarks(0, 0)
 _WITHOUT_INFO = bytes(byte for byte in range(256) if not byte << 8 & HAS_INFO)
 """The upper bytes of flags that say that there is no info."""
-_PLACE_OF = bytes(byte & PLACE_BITS for byte in range(256))
+_BUFFER_OF = bytes(byte & BUFFER_BITS for byte in range(256))
 _ODD_BITS = np.uint16(0xFFFF & ~TOLD_BIT)
 """Without these a reply is not malformed: it is in the first place."""

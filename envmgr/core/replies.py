@@ -35,17 +35,17 @@ from envmgr.spaces import Array, ValueMismatchError, codec_of, same_space
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
 from envmgr.transport.process.last_words import warn_of_fault
 from envmgr.types import EnvTimestep
-from envmgr.wire.arenas import Places
+from envmgr.wire.arenas import Buffers
 from envmgr.wire.block import (
     AFTER_BITS,
     AFTER_SHIFT,
+    BUFFER_BITS,
     DONE,
     ENDING_BITS,
     ENDING_SHIFT,
     HAS_INFO,
     LATE,
     MAX_REQUEST_ID,
-    PLACE_BITS,
     REWARD_BITS,
     REWARD_SHIFT,
     Block,
@@ -209,7 +209,7 @@ class BlockReplies:
 
     Args:
         block: the columns.
-        places: where observations are.
+        buffers: where observations are.
         may_begin_with_step: whether the next episode of an env may begin with a step of others.
         forms: the forms of infos that hosts may write, by number.
     """
@@ -217,14 +217,14 @@ class BlockReplies:
     def __init__(
         self,
         block: Block,
-        places: Places,
+        buffers: Buffers,
         may_begin_with_step: Callable[[int], bool] = _never,
         forms: dict[int, InfoForm] | None = None,
     ) -> None:
         self._block = block
-        self._places = places
+        self._buffers = buffers
         self._may_begin_late = may_begin_with_step
-        self._of_resets = range(places.steps, places.count)
+        self._of_resets = range(buffers.steps, buffers.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
         self._forms = {} if forms is None else forms
@@ -275,8 +275,8 @@ class BlockReplies:
 
         Who says nothing has no info; who is missing has replied what is malformed.
         """
-        flags, places = self._reset_flags, self._of_resets
-        found = {env_id: flag for env_id in env_ids if (flag := flags[env_id]) in places}
+        flags, buffers = self._reset_flags, self._of_resets
+        found = {env_id: flag for env_id in env_ids if (flag := flags[env_id]) in buffers}
         infos: dict[int, dict[str, Any]] = {}
         if len(found) < len(env_ids):
             for env_id in [i for i in env_ids if i not in found]:
@@ -290,8 +290,8 @@ class BlockReplies:
         Raises:
             ValueMismatchError: the reply is malformed.
         """
-        if flag & PLACE_BITS >= self._places.steps:
-            raise ValueMismatchError(f"there is no place {flag & PLACE_BITS} for steps")
+        if flag & BUFFER_BITS >= self._buffers.steps:
+            raise ValueMismatchError(f"there is no buffer {flag & BUFFER_BITS} for steps")
         if after_of(flag) > _LAST_AFTER_STEP:
             raise ValueMismatchError("it says something unknown of what follows a step")
         if flag & AFTER_BITS == LATE and not self._may_begin_late(env_id):
@@ -319,7 +319,7 @@ class BlockReplies:
         flag = int(self._block.flags[env_id])
         info, reward = self.detail(env_id, flag)
         info = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
-        return flag & PLACE_BITS, reward, bool(flag & DONE), info, after_of(flag)
+        return flag & BUFFER_BITS, reward, bool(flag & DONE), info, after_of(flag)
 
     def reset(self, env_id: int) -> tuple[int, dict[str, Any]]:
         """Return the reply to a reset as the payload of RESET_DONE.
@@ -328,12 +328,12 @@ class BlockReplies:
             ValueMismatchError: the reply is malformed.
         """
         flag = int(self._block.reset_flags[env_id])
-        place = flag & PLACE_BITS
-        if not self._places.steps <= place < self._places.count:
-            raise ValueMismatchError(f"there is no place {place} for resets")
+        buffer = flag & BUFFER_BITS
+        if not self._buffers.steps <= buffer < self._buffers.count:
+            raise ValueMismatchError(f"there is no buffer {buffer} for resets")
         if not flag & HAS_INFO:
-            return place, {}
-        return place, self._reset_info(env_id)
+            return buffer, {}
+        return buffer, self._reset_info(env_id)
 
     # -- infos ----------------------------------------------------------------------------------
 
@@ -937,7 +937,7 @@ class ReplyDispatcher:
             del begun[env_id]
             infos.pop(env_id, None)
         if table.again or table.failed_while_ready or self._statistics.failing:
-            begun = {env_id: place for env_id, place in begun.items() if self._is_well(env_id)}
+            begun = {env_id: buffer for env_id, buffer in begun.items() if self._is_well(env_id)}
             infos = {env_id: info for env_id, info in infos.items() if env_id in begun}
         if begun:
             self._journal.do(self._begin, (begun, infos))

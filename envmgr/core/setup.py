@@ -13,7 +13,7 @@ from envmgr.core.phases import Phase
 from envmgr.core.table import ManagedEnv
 from envmgr.errors import LaunchError, SpaceMismatchError
 from envmgr.spaces import Layout, codec_of, same_space, space_text
-from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements
+from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, buffers_for, plan_placements
 from envmgr.wire.block import Block, BlockPlan, HandedOver
 from envmgr.wire.info_forms import MOST_FORMS, InfoField, InfoForm
 from envmgr.wire.messages import EnvDescription, Op
@@ -21,7 +21,7 @@ from envmgr.wire.rewards import MOST_ROOM, ROOM
 
 
 class EnvSetup:
-    """Spaces, places of observations, and requests that are repeated on every new env.
+    """Spaces, buffers of observations, and requests that are repeated on every new env.
 
     Args:
         hosts: to tell hosts.
@@ -73,9 +73,9 @@ class EnvSetup:
             _check_same_spaces([self.descriptions[s.env_id] for s in self._hosts.envs])
         self._readers = [ObservationReader(d.observation_space) for d in described]
         plan = self._block_plan(described)
-        places = places_for(handed_out)
+        buffers = buffers_for(handed_out)
         layouts = [reader.layout for reader in self._readers]
-        placements, nbytes = plan_placements(layouts, places, plan.nbytes if plan else 0)
+        placements, nbytes = plan_placements(layouts, buffers, plan.nbytes if plan else 0)
         memory = self._memory_of(nbytes)
         if memory is None:
             self._observed.open(self._readers)
@@ -86,7 +86,7 @@ class EnvSetup:
         if plan is None:
             return None
         arena = self._arena_of(memory, placements, guard, copies=handed_out is True)
-        self._observed.lay_out(arena, places)
+        self._observed.lay_out(arena, buffers)
         kinds = self.kinds[1]
         self._hosts.table.by_message.update(i for i, kind in enumerate(kinds) if kind is None)
         return Block(memory, plan)
@@ -109,7 +109,9 @@ class EnvSetup:
             placement = placements[env_ids[0]]
             if placement is not None:
                 arrays = arena_arrays(memory, placement)
-                arena = Arena(arrays, layout, placement.places, env_ids, copies=copies, guard=guard)
+                arena = Arena(
+                    arrays, layout, placement.buffers, env_ids, copies=copies, guard=guard
+                )
                 for row, env_id in enumerate(env_ids):
                     found[env_id] = arena, row
         return arena if len(env_ids) == len(placements) else Arenas(found)

@@ -257,7 +257,7 @@ class Supervisor:
         packs = [each for each in columns if each is not None]
         replies = BlockReplies(
             block,
-            self.table.observed.places,
+            self.table.observed.buffers,
             self.table.may_begin_with_step,
             self._setup.info_forms,
         )

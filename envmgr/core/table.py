@@ -259,7 +259,7 @@ class EnvTable:
         awaits_reset: those of them that wait for the reset that belongs to them (`reset_inplace`).
         failed_while_ready: envs whose host died while they were ready, and with what failure.
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
-        retired: envs whose rows and places are left to a host that could not be killed.
+        retired: envs whose rows and buffers are left to a host that could not be killed.
         by_message: those, and envs whose data has no fixed layout: their steps are not posted.
         leased: envs that calls for batches do not see, and the failure that each was not spared
             since it was looked at last. They are in `by_message`, so that such calls look twice.
@@ -277,7 +277,7 @@ class EnvTable:
         envs: all else, by env_id.
         index_of: where steps of each env_id are posted: at the index of its host, or all in one
             place where they run in the caller.
-        moves: how often an env_id has got another place there.
+        moves: how often an env_id has got another index there.
         has_batched: some envs are rows of batched envs, which are stepped together.
         launching: the first resets are not over.
         all_ids: of all envs, ascending; without spares.
@@ -430,30 +430,30 @@ class EnvTable:
         self._phases.apply_all(ended, Change.RESET)
 
     def episodes_begun(
-        self, places: Mapping[int, int], infos: Mapping[int, dict[str, Any]]
+        self, buffers: Mapping[int, int], infos: Mapping[int, dict[str, Any]]
     ) -> None:
         """Envs have been reset, and there is nothing else to it; can be done again.
 
         Args:
-            places: where their first observations are, by env_id.
+            buffers: where their first observations are, by env_id.
             infos: what the resets said, of those that said anything.
         """
         for kept in (self.next_resets, self.reset_infos):
             if kept:
-                for env_id in places:
+                for env_id in buffers:
                     kept.pop(env_id, None)
         self.reset_infos.update(infos)
         if self.reset_params:
-            self.use_up_params(places)
-        self.awaits_reset.difference_update(places)
+            self.use_up_params(buffers)
+        self.awaits_reset.difference_update(buffers)
         column, running = self.states.column, EnvState.RUN
         episodes, next_episodes, late = self.episodes, self.next_episodes, self.begins_with_step
-        for env_id in places:
+        for env_id in buffers:
             episodes[env_id], late[env_id] = next_episodes[env_id], 0
-        resetting = [env_id for env_id in places if column[env_id] != running]
+        resetting = [env_id for env_id in buffers if column[env_id] != running]
         self._states.apply_all(resetting, Event.RESET_SUCCEEDED)
-        self.observed.began(places)
-        self._phases.apply_all(places, Change.SETTLE)  # last: until then it is done again
+        self.observed.began(buffers)
+        self._phases.apply_all(buffers, Change.SETTLE)  # last: until then it is done again
 
     def use_up_params(self, env_ids: Iterable[int]) -> None:
         """Forget reset params that were for one reset, which has succeeded."""
@@ -616,7 +616,7 @@ class EnvTable:
         return Phase.POSTED in column or Phase.STEPPING in column or bool(self.unexecuted)
 
     def retire(self, env_id: int) -> None:
-        """Use the row and the places of an env no more."""
+        """Use the row and the buffers of an env no more."""
         self.retired.add(env_id)
         self.by_message.add(env_id)
         self.posted_alone.discard(env_id)
@@ -708,7 +708,7 @@ class ManagedEnv:
         group: the envs that share its host.
         generation: how often the env behind the id was renewed.
         host_id: its host; None if it has none, or takes no part in the one of its group.
-        order: place of what the host does by itself in the order of requests.
+        order: number of what the host does by itself in the order of requests.
         deadline: when what it does times out, or a pause ends. Requests to a shared host have none
             of their own (see `HostGroup.deadline`), nor have posted steps.
         limit_s: the time limit that was set last.
@@ -965,7 +965,7 @@ class HostGroup:
     Who belongs to it never changes, except where a spare takes the place of another env.
 
     Attributes:
-        index: its place among the groups.
+        index: its index among the groups.
         envs: its envs, by ascending env_id.
         is_shared: there are several.
         is_async: its host goes on with other envs while one does what it was asked for.
@@ -1128,7 +1128,7 @@ class Selection:
         hosts: the indexes of their hosts.
         window: their rows of the columns, if they are neighbours and steps are posted.
         in_c: likewise, for ordinary steps of all of them in C; None where Python takes them.
-        arenas: their rows of the arenas, by place, as far as they were asked for; if they are.
+        arenas: their rows of the arenas, by buffer, as far as they were asked for; if they are.
         is_ascending: whether the env_ids ascend.
         ordinary: what `Collector` has read from replies of ordinary steps, by their flags: equal
             flags say the same again.
@@ -1217,7 +1217,7 @@ class Selections:
         table: which host serves which env.
 
     Attributes:
-        moves: how often an env_id had got another place when this was asked last: if there are more
+        moves: how often an env_id had got another index when this was asked last: if there are more
             by now, what it gave before may not be used any more.
         in_c: makes what takes ordinary steps of a selection in C; None where there is nothing.
     """

@@ -39,7 +39,7 @@ _PROCESS = "runs its envs on threads of the trainer's process, "
 class _Entry(NamedTuple):
     """A host: its index, where its requests go, and its thread."""
 
-    place: int
+    host_index: int
     inbox: QueueInbox
     thread: threading.Thread
 
@@ -154,7 +154,7 @@ class ThreadTransport(OutboxTransport):
 
     def _count(self, entry: _Entry) -> None:
         if self._messages_sent is not None:
-            self._messages_sent[entry.place] = next(self._message_numbers)
+            self._messages_sent[entry.host_index] = next(self._message_numbers)
 
     # -- the block --------------------------------------------------------------------------
 

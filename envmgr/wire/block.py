@@ -42,8 +42,8 @@ _REQUEST_BITS = 44
 MAX_REQUEST_ID = (1 << _REQUEST_BITS) - 1
 TOKEN_BYTES = 8
 
-# Flags of a reply: the place of its observation, and what else there is to know.
-PLACE_BITS = 0x000F
+# Flags of a reply: the buffer of its observation, and what else there is to know.
+BUFFER_BITS = 0x000F
 ENDING_SHIFT = 4
 ENDING_BITS = 0x0070
 DONE = 0x0080
@@ -53,7 +53,7 @@ AFTER_BITS = 0x0600
 REWARD_SHIFT = 11
 REWARD_BITS = 0xF800
 TOLD_BIT = 0x0010
-ORDINARY_BITS = PLACE_BITS | TOLD_BIT
+ORDINARY_BITS = BUFFER_BITS | TOLD_BIT
 """A reply that has only these flags belongs to an ordinary step."""
 PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
 RESETS = AfterStep.RESETS << AFTER_SHIFT
@@ -255,7 +255,7 @@ class Block:
         rewards: (env_num,) float64; see the module `rewards`.
         wide_rewards: (env_num, reward_room) float64: rewards of several numbers.
         flags: (env_num,) the flags of replies.
-        reset_flags: (env_num,) the place of the first observation, and whether there is an info.
+        reset_flags: (env_num,) the buffer of the first observation, and whether there is an info.
         kinds: (env_num,) forms of actions, see `spaces.columns`.
         infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made, or a record of
             `info_forms.InfoForm`.

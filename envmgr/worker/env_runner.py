@@ -570,7 +570,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
     after_reset, reset_env = writer.after, runner.reset_env
     env, step_result_of, gives_five = step_in_two(runner.env)
     codes = [
-        place | (TOLD << ENDING_SHIFT if gives_five else 0) for place in range(len(after_step))
+        buffer | (TOLD << ENDING_SHIFT if gives_five else 0) for buffer in range(len(after_step))
     ]
     codes_of_arrays = _codes_of_arrays(codes)
     terminated_bits, truncated_bits = (
@@ -592,10 +592,10 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
                     and (finite is None or finite(obs) == 0.0)
                     and (not info or (type(info) is dict and sink.write_reset_info(info)))
                 ):
-                    place = writer.reset_place
-                    targets[place][...] = obs
-                    writer.reset_place = after_reset[place]
-                    reset_flags[row] = place | HAS_INFO if info else place
+                    buffer = writer.reset_buffer
+                    targets[buffer][...] = obs
+                    writer.reset_buffer = after_reset[buffer]
+                    reset_flags[row] = buffer | HAS_INFO if info else buffer
                     resets[row] = token
                 else:
                     reference = writer.write(obs, of_reset=True)
@@ -644,7 +644,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
 _TESTED_IN_C = (np.dtype(np.float32), np.dtype(np.float64))
 
 _Codes = dict[np.dtype[Any], list[int]]
-"""Flags of replies by place, for each dtype of an array that is the reward."""
+"""Flags of replies by buffer, for each dtype of an array that is the reward."""
 
 
 def _codes_of_arrays(codes: list[int]) -> _Codes:

@@ -28,10 +28,10 @@ from gymnasium import spaces
 
 from envmgr import create_env_manager
 from envmgr.spaces import codec_of
-from envmgr.wire.arenas import Placement, arena_arrays, places_for, plan_placements
+from envmgr.wire.arenas import Placement, arena_arrays, buffers_for, plan_placements
 from envmgr.wire.block import (
+    BUFFER_BITS,
     HAS_INFO,
-    PLACE_BITS,
     RING_LAST,
     Block,
     BlockPlan,
@@ -102,7 +102,7 @@ def contend(n_reads: int, *, n: int = 64) -> TornReport:
     actions = codec_of(Filled.action_space).layout
     assert actions is not None
     plan = BlockPlan(ENV_NUM, 1, actions)
-    placements, nbytes = plan_placements(layouts, places_for(True), plan.nbytes)
+    placements, nbytes = plan_placements(layouts, buffers_for(True), plan.nbytes)
     placed = [replace(p, block=plan) for p in placements if p is not None]
     memory = mmap.mmap(-1, nbytes)
     context = multiprocessing.get_context("fork")
@@ -169,7 +169,7 @@ def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int)
             if not len(arrived):
                 continue
             flags = block.flags[arrived]
-            obs = arena[flags & PLACE_BITS, arrived]
+            obs = arena[flags & BUFFER_BITS, arrived]
             right = wanted[arrived].astype(np.float64)
             wrong = (obs != right[:, None]).any(axis=1) | (block.rewards[arrived] != right)
             for position in np.flatnonzero(flags & HAS_INFO).tolist():

@@ -120,7 +120,7 @@ class Worker:
             be its own invention from now on.
         sent: some frames that it has sent before.
         block: the columns, once it has seen them.
-        texts: those in observations, as bytes (places, rows, bytes of a text).
+        texts: those in observations, as bytes (buffers, rows, bytes of a text).
     """
 
     def __init__(self, spec: HostSpec, write_fd: int, memory_fd: int | None, wire: Wire) -> None:

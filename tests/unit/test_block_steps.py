@@ -9,8 +9,8 @@ import pytest
 
 from envmgr.wire.block import (
     AFTER_SHIFT,
+    BUFFER_BITS,
     DONE,
-    PLACE_BITS,
     RING_EACH,
     RING_LAST,
     RING_ONCE,
@@ -48,7 +48,7 @@ def test_the_next_episode_begins_after_one_more_batch_at_most() -> None:
     rig.run()
     assert rig.has_reset()
     assert rig.envs[0].log == [7, "reset"]
-    assert rig.block.reset_flags[0] & PLACE_BITS >= 2
+    assert rig.block.reset_flags[0] & BUFFER_BITS >= 2
     assert rig.envs[2].log == [7]
     rig.run()
     assert rig.envs[2].log == [7, "reset"]
@@ -177,7 +177,7 @@ def test_an_ordered_reset_is_answered_with_its_own_token(n: int) -> None:
     assert rig.run() == []
     assert rig.run() == []
     assert rig.block.resets[0] == token
-    assert rig.arena[int(rig.block.reset_flags[0]) & PLACE_BITS, 0].tolist() == [5, 6]
+    assert rig.arena[int(rig.block.reset_flags[0]) & BUFFER_BITS, 0].tolist() == [5, 6]
     assert rig.envs[0].log == ["reset"]
     assert rig.envs[0].params == {"level": 2}, "those of the present plan"
     assert rig.rings == 2, "once for what was posted, once for the reset"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envmgr.env.contract import info_of
-from envmgr.wire.block import INFO_BYTES, PLACE_BITS, TOLD_BIT
+from envmgr.wire.block import BUFFER_BITS, INFO_BYTES, TOLD_BIT
 from envmgr.wire.messages import AfterStep, Op
 from tests.fakes import Poll, WouldWaitForEverError
 from tests.rig import Rig, over_routes
@@ -76,7 +76,7 @@ def test_replies_are_those_of_a_worker(name: str) -> None:
         np.testing.assert_equal(block.rewards[0], real.block.rewards[0])
         np.testing.assert_equal(block.wide_rewards[0], real.block.wide_rewards[0])
     if done:
-        slots = [int(b.reset_flags[0]) & PLACE_BITS for b in (block, real.block)]
+        slots = [int(b.reset_flags[0]) & BUFFER_BITS for b in (block, real.block)]
         assert slots == [3, 3]
     assert block.finished[host.in_block.index] == block.posted[host.in_block.index]
 

@@ -48,7 +48,7 @@ RECORD = struct.Struct("<Bqq")
 
 START, SIGNAL, NOT_STARTED, ENDED, STARTED, GIVE_UP, LEFT = range(7)
 BRANCH, IMPORTING, READY, SPOILT, LATE = range(7, 12)
-"""BRANCH, SPOILT and LATE are followed by data. The number of IMPORTING is a place in a list."""
+"""BRANCH, SPOILT and LATE are followed by data. The number of IMPORTING is an index in a list."""
 
 OF_PRELOADING = (IMPORTING, READY, SPOILT, LATE)
 MAX_FDS = 6
@@ -202,7 +202,7 @@ class WorkerServer:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 preloads = server_imports.Preloads.from_bytes(wanted)
-                server_imports.import_all(preloads, lambda place: tell(IMPORTING, place))
+                server_imports.import_all(preloads, lambda index: tell(IMPORTING, index))
             except ConnectionError:  # an OSError, but not one of the imports
                 raise
             except (server_imports.SpoiltError, OSError) as error:  # or it cannot look at itself

@@ -144,7 +144,7 @@ class HostActor:
             elif op == ActorOp.START:
                 self._mirror.host(host_id, data.host_index)
             elif op == ActorOp.SEND and data.op in PLACING:
-                self._mirror.place_for(host_id, data)
+                self._mirror.note_placement_for(host_id, data)
                 if self._mirror.block is not None:
                     self._hosting.count_messages(self._mirror.block.messages_sent)
         self._hosting.deliver([one for one in brought if one.op != ActorOp.POST])
