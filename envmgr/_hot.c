@@ -832,7 +832,7 @@ typedef struct {
     long long low, high;
     Py_ssize_t first, count;
     uint64_t generations;
-    uint16_t buffer_bits, told_bit, has_info, end_bits, plain_end;
+    uint16_t buffer_bits, ending_given_bit, has_info, end_bits, plain_end;
     uint64_t *resets;   /* steps that end episodes are complete with these; NULL: they need not be */
     char takes_ends;
     int n_steps;        /* buffers of steps */
@@ -924,7 +924,7 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         "first", "count", "empty", "statistics", "submitter", "journal", "phases",
         "states", "buffers", "in_arena", "tokens", "requests", "replies",
         "flags", "ids", "ndarray", "number", "actions", "low", "high", "is_number", "postings", "sleeping", "hosts",
-        "generations", "buffer_bits", "told_bit", "has_info", "end_bits", "plain_end", "resets",
+        "generations", "buffer_bits", "ending_given_bit", "has_info", "end_bits", "plain_end", "resets",
         "takes_ends", "n_steps", "idle", "posted", "run", NULL};
     PyObject *empty, *statistics, *submitter, *journal, *phases, *states, *buffers;
     PyObject *in_arena, *ids, *ndarray, *number, *tokens, *requests, *replies, *flags, *actions, *postings, *sleeping;
@@ -932,14 +932,14 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     Py_ssize_t first, count;
     long long low, high;
     unsigned long long generations;
-    int is_number, buffer_bits, told_bit, has_info, end_bits, plain_end, takes_ends, n_steps, idle, posted, run;
+    int is_number, buffer_bits, ending_given_bit, has_info, end_bits, plain_end, takes_ends, n_steps, idle, posted, run;
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!KiiiiiOpiiii", names, &first, &count,
             &PyTuple_Type, &empty, &statistics, &submitter, &journal, &phases, &states, &buffers,
             &in_arena, &tokens, &requests, &replies, &flags,
             &PyList_Type, &ids, &ndarray, &number, &actions, &low, &high,
             &is_number, &postings, &sleeping, &PyList_Type, &hosts, &generations, &buffer_bits,
-            &told_bit, &has_info, &end_bits, &plain_end, &resets, &takes_ends, &n_steps, &idle, &posted, &run))
+            &ending_given_bit, &has_info, &end_bits, &plain_end, &resets, &takes_ends, &n_steps, &idle, &posted, &run))
         return NULL;
     if (first < 0 || count < 1 || PyTuple_Size(empty) != CONTAINERS) {
         PyErr_SetString(PyExc_ValueError, "no rows");
@@ -964,7 +964,7 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->is_number = (char)is_number;
     self->generations = generations;
     self->buffer_bits = (uint16_t)buffer_bits;
-    self->told_bit = (uint16_t)told_bit;
+    self->ending_given_bit = (uint16_t)ending_given_bit;
     self->has_info = (uint16_t)has_info;
     self->end_bits = (uint16_t)end_bits;
     self->plain_end = (uint16_t)plain_end;
@@ -1190,16 +1190,16 @@ static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
         Py_RETURN_NONE;
     /* Not before: hosts write replies last. Each is read once: who wrote it may write anew. */
     uint16_t first = __atomic_load_n(&self->flags[0], __ATOMIC_RELAXED);
-    uint16_t buffer = first & self->buffer_bits, told = first & (self->told_bit | self->has_info);
+    uint16_t buffer = first & self->buffer_bits, usual = first & (self->ending_given_bit | self->has_info);
     PyObject *ends = NULL;
     if (buffer >= self->n_steps)
         Py_RETURN_NONE;
     for (Py_ssize_t k = 0; k < self->count; k++) {
         uint16_t flags = __atomic_load_n(&self->flags[k], __ATOMIC_RELAXED);
-        if (flags == (buffer | told))
+        if (flags == (buffer | usual))
             continue;
         if (!self->takes_ends || (flags & self->buffer_bits) != buffer ||
-            (flags & self->has_info) != (told & self->has_info) ||
+            (flags & self->has_info) != (usual & self->has_info) ||
             (flags & self->end_bits & ~self->has_info) != self->plain_end ||
             (self->resets != NULL &&
              __atomic_load_n(&self->resets[k], __ATOMIC_ACQUIRE) != self->tokens[k])) {
@@ -1220,8 +1220,8 @@ static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
         }
     }
     if (ends == NULL)
-        return PyLong_FromLong(buffer | told);
-    return Py_BuildValue("(iiN)", (int)buffer, (int)told, ends);
+        return PyLong_FromLong(buffer | usual);
+    return Py_BuildValue("(iiN)", (int)buffer, (int)usual, ends);
 }
 
 PyDoc_STRVAR(deliver_doc,

@@ -26,7 +26,7 @@ from envmgr.core.replies import (
 )
 from envmgr.core.statistics import Statistics
 from envmgr.core.table import NOBODY, Selection, Selections
-from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
+from envmgr.env.contract import ENDING_GIVEN, TERMINATED, TRUNCATED, info_of
 from envmgr.hot import hot
 from envmgr.spaces import ValueMismatchError, indexed
 from envmgr.types import EnvTimestep, is_abnormal
@@ -35,17 +35,17 @@ from envmgr.wire.block import (
     BUFFER_BITS,
     DONE,
     ENDING_BITS,
+    ENDING_GIVEN_BIT,
     ENDING_SHIFT,
     HAS_INFO,
-    LATE,
-    LATE_END,
+    NEXT_STEP_END,
     ORDINARY_BITS,
     PLAIN_END,
     PLAIN_END_BITS,
     RESETS,
+    RESETS_IN_NEXT_STEP,
     REWARD_BITS,
     REWARD_SHIFT,
-    TOLD_BIT,
     Block,
 )
 from envmgr.wire.info_columns import OF_STEPS, InfoColumns, columns_of, without
@@ -483,28 +483,31 @@ class Collector:
         steps: int,
         infos: RecordBatch | HandedBatch | None,
     ) -> tuple[Any, Remarks] | None:
-        usual, odd = first & TOLD_BIT, frozenset[int]()
+        usual, odd = first & ENDING_GIVEN_BIT, frozenset[int]()
         if infos is not None:
             usual, odd = usual | HAS_INFO, frozenset(infos.odd)
         if first >> REWARD_SHIFT in FITS_ALL:
             usual |= first & REWARD_BITS
-        plain_end, late_end = PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS
+        plain_end, next_step_end = (
+            PLAIN_END | usual & REWARD_BITS,
+            NEXT_STEP_END | usual & REWARD_BITS,
+        )
         plain_bits = PLAIN_END_BITS
         if infos is not None:
             plain_bits &= ~HAS_INFO  # without an info there is nothing else to an end, either
-        may_begin_with_step = self._table.may_begin_with_step
+        may_reset_in_next_step = self._table.may_reset_in_next_step
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
         waiting: list[int] = []
         for position, flag in _others(raw, range(usual, usual + steps), odd):
             env_id = selection.ids[position]
             bits = flag & plain_bits
-            is_end = bits == plain_end or (bits == late_end and may_begin_with_step(env_id))
+            is_end = bits == plain_end or (bits == next_step_end and may_reset_in_next_step(env_id))
             is_plain = is_end and flag & BUFFER_BITS < steps
             is_plain = is_plain and not (position in odd and flag & HAS_INFO)
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
-            if self._reset_inplace and flag & DONE and flag & AFTER_BITS != LATE:
+            if self._reset_inplace and flag & DONE and flag & AFTER_BITS != RESETS_IN_NEXT_STEP:
                 if flag & AFTER_BITS != RESETS or self._has_spares:
                     self.left = env_id  # what follows is decided here
                     return None
@@ -545,8 +548,8 @@ class Collector:
             if collected.in_c is not None:
                 found = arena.rows_of(selection, collected.buffers)
                 numbers = block.rewards[selection.rows].tolist()
-                told = _TOLD if collected.remarks.usual & TOLD_BIT else _UNTOLD
-                given = told if collected.remarks.infos is None else _infos_of(collected.remarks)
+                same = _NO_END if collected.remarks.usual & ENDING_GIVEN_BIT else _NO_INFO
+                given = same if collected.remarks.infos is None else _infos_of(collected.remarks)
                 timesteps = hot.timesteps(EnvTimestep, selection.ids, found, numbers, given)
                 observed.taken_in_c(selection, found)
                 self._deliver_in_c(collected, timesteps, in_arena=False)
@@ -563,7 +566,7 @@ class Collector:
             infos: list[Any]
             if specials or read is not None:
                 infos = _infos_of(collected.remarks)
-            elif usual >> ENDING_SHIFT & TOLD:
+            elif usual >> ENDING_SHIFT & ENDING_GIVEN:
                 infos = [{"terminated": False, "truncated": False} for _ in range(count)]
             else:
                 infos = [{} for _ in range(count)]
@@ -701,14 +704,14 @@ _TERMINATED, _TRUNCATED = TERMINATED << ENDING_SHIFT, TRUNCATED << ENDING_SHIFT
 def _infos_of(remarks: Remarks) -> list[Any]:
     """Return the infos of timesteps, given what replies say."""
     usual, count, specials, details, read = remarks
-    told = usual >> ENDING_SHIFT & TOLD
+    has_ending = usual >> ENDING_SHIFT & ENDING_GIVEN
     if read is not None:
         infos = read.dicts()
-        if told:
+        if has_ending:
             for position, info in enumerate(infos):
                 if position not in specials:  # of which some may not say how episodes end
                     info["terminated"] = info["truncated"] = False
-    elif told:
+    elif has_ending:
         infos = [{"terminated": False, "truncated": False} for _ in range(count)]
     else:
         infos = [{} for _ in range(count)]
@@ -718,7 +721,7 @@ def _infos_of(remarks: Remarks) -> list[Any]:
     return infos
 
 
-_TOLD, _UNTOLD = {"terminated": False, "truncated": False}, dict[str, Any]()
+_NO_END, _NO_INFO = {"terminated": False, "truncated": False}, dict[str, Any]()
 """The infos of ordinary steps, of which each gets a copy: of envs that say how episodes end, and of
 those that do not."""
 
@@ -737,8 +740,8 @@ def _flag_of(info: Any, name: str, default: bool, done: bool) -> bool:
     if isinstance(info, dict):
         flag = info.get(name, default)
         return done and any(flag.values()) if isinstance(flag, dict) else bool(flag)
-    told = [part[name] for part in info if name in part] if isinstance(info, (list, tuple)) else []
-    return any(told) if told else default
+    given = [part[name] for part in info if name in part] if isinstance(info, (list, tuple)) else []
+    return any(given) if given else default
 
 
 class BatchInfos(Sequence[dict[str, Any]]):
@@ -844,5 +847,5 @@ _NO_REMARKS = Remarks(0, 0)
 _WITHOUT_INFO = bytes(byte for byte in range(256) if not byte << 8 & HAS_INFO)
 """The upper bytes of flags that say that there is no info."""
 _BUFFER_OF = bytes(byte & BUFFER_BITS for byte in range(256))
-_ODD_BITS = np.uint16(0xFFFF & ~TOLD_BIT)
+_ODD_BITS = np.uint16(0xFFFF & ~ENDING_GIVEN_BIT)
 """Without these a reply is not malformed: it is in the first place."""

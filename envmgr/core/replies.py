@@ -44,8 +44,8 @@ from envmgr.wire.block import (
     ENDING_BITS,
     ENDING_SHIFT,
     HAS_INFO,
-    LATE,
     MAX_REQUEST_ID,
+    RESETS_IN_NEXT_STEP,
     REWARD_BITS,
     REWARD_SHIFT,
     Block,
@@ -74,7 +74,7 @@ MAX_NOTICES = 100
 
 MAX_NOTICE_CHARACTERS = 1000
 
-LATE_ALONE = "it says that its next episode begins with a step of others, but there are none"
+NO_NEXT_STEP = "it says that its next episode begins with a step of others, but there are none"
 
 _LAST_AFTER_STEP = max(AfterStep)
 
@@ -210,7 +210,7 @@ class BlockReplies:
     Args:
         block: the columns.
         buffers: where observations are.
-        may_begin_with_step: whether the next episode of an env may begin with a step of others.
+        may_reset_in_next_step: whether the next episode of an env may begin with a step of others.
         forms: the forms of infos that hosts may write, by number.
     """
 
@@ -218,12 +218,12 @@ class BlockReplies:
         self,
         block: Block,
         buffers: Buffers,
-        may_begin_with_step: Callable[[int], bool] = _never,
+        may_reset_in_next_step: Callable[[int], bool] = _never,
         forms: dict[int, InfoForm] | None = None,
     ) -> None:
         self._block = block
         self._buffers = buffers
-        self._may_begin_late = may_begin_with_step
+        self._may_reset_in_next_step = may_reset_in_next_step
         self._of_resets = range(buffers.steps, buffers.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
@@ -294,8 +294,8 @@ class BlockReplies:
             raise ValueMismatchError(f"there is no buffer {flag & BUFFER_BITS} for steps")
         if after_of(flag) > _LAST_AFTER_STEP:
             raise ValueMismatchError("it says something unknown of what follows a step")
-        if flag & AFTER_BITS == LATE and not self._may_begin_late(env_id):
-            raise ValueMismatchError(LATE_ALONE)
+        if flag & AFTER_BITS == RESETS_IN_NEXT_STEP and not self._may_reset_in_next_step(env_id):
+            raise ValueMismatchError(NO_NEXT_STEP)
         info: dict[str, Any] = {}
         if flag & HAS_INFO:
             info = self._info(env_id)
@@ -601,8 +601,10 @@ class ReplyEffects:
     def stepped(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of STEPPED."""
         reference, reward, done, info, after = step_fields(payload)
-        if after == AfterStep.RESETS_LATE and not self._table.may_begin_with_step(env.env_id):
-            raise MalformedReplyError(LATE_ALONE)
+        if after == AfterStep.RESETS_IN_NEXT_STEP and not self._table.may_reset_in_next_step(
+            env.env_id
+        ):
+            raise MalformedReplyError(NO_NEXT_STEP)
         if env.phase is Phase.CANCELLING:
             self._episodes.abandon(env, after)
             return
@@ -923,11 +925,13 @@ class ReplyDispatcher:
             Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
         """
         replies, table = self._replies, self._table
-        n_resetting, n_late = (
+        n_resetting, n_in_next_step = (
             table.phases.column.count(Phase.RESETTING),
-            table.begins_with_step.count(1),
+            table.resets_in_next_step.count(1),
         )
-        if replies is None or n_resetting == n_late:  # these reply with the next step of others
+        if (
+            replies is None or n_resetting == n_in_next_step
+        ):  # these reply with the next step of others
             return True
         replied = replies.resets_of(table)
         if not replied:

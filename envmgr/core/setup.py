@@ -17,7 +17,7 @@ from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, buffers_for, 
 from envmgr.wire.block import Block, BlockPlan, HandedOver
 from envmgr.wire.info_forms import MOST_FORMS, InfoField, InfoForm
 from envmgr.wire.messages import EnvDescription, Op
-from envmgr.wire.rewards import MOST_ROOM, ROOM
+from envmgr.wire.rewards import LENGTH, MAX_LENGTH
 
 
 class EnvSetup:
@@ -163,13 +163,13 @@ class EnvSetup:
         layouts = [layout for space in spaces if (layout := codec_of(space).layout) is not None]
         if not layouts:
             return None
-        room = max(_reward_room(d.reward_space) for d in described)
+        length = max(_reward_length(d.reward_space) for d in described)
         n_hosts, settings = len(self._hosts.groups), self._hosts.settings
         return BlockPlan(
             len(described),
             n_hosts,
             layouts[0],
-            room,
+            length,
             settings.measures,
             -(-settings.events // n_hosts),
             tuple(layouts[1:]),
@@ -195,7 +195,7 @@ class EnvSetup:
         placement = self._placements[env.env_id]
         if placement is None or env.env_id in self._hosts.table.retired:
             return None
-        index, forms = self._hosts.table.index_of[env.env_id], _told(self.info_forms)
+        index, forms = self._hosts.table.index_of[env.env_id], _numbered(self.info_forms)
         placed = self._observed.placed_anew(env.env_id, placement)
         return replace(placed, host_index=index, info_forms=forms)
 
@@ -206,7 +206,7 @@ class EnvSetup:
             return
         number = len(known) + 1
         known[number] = form  # first: whoever is told may write one
-        payload = _told({number: form})
+        payload = _numbered({number: form})
         for group in self._hosts.groups:
             if group.host_id is not None and not group.is_ending:  # others are told with `attach`
                 env = next(env for env in group.envs if env.host_id is not None)
@@ -239,8 +239,8 @@ class EnvSetup:
 
     def are_alike(self, env_id: int, spare_id: int) -> bool:
         """Whether an env and a spare have equal spaces, and were told the same."""
-        told, other = (self._repeated.get(i, {}) for i in (env_id, spare_id))
-        if told.keys() != other.keys() or any(told[k] is not other[k] for k in told):
+        one, other = (self._repeated.get(i, {}) for i in (env_id, spare_id))
+        if one.keys() != other.keys() or any(one[k] is not other[k] for k in one):
             return False
         alike = self._alike.get(env_id)
         if alike is None:
@@ -249,15 +249,15 @@ class EnvSetup:
         return alike
 
 
-def _told(forms: Mapping[int, InfoForm]) -> tuple[tuple[int, tuple[InfoField, ...]], ...]:
+def _numbered(forms: Mapping[int, InfoForm]) -> tuple[tuple[int, tuple[InfoField, ...]], ...]:
     """Return forms as hosts are told of them."""
     return tuple((number, form.fields) for number, form in forms.items())
 
 
-def _reward_room(reward_space: Any) -> int:
+def _reward_length(reward_space: Any) -> int:
     """Return how many numbers the block has room for in a reward."""
     shape: Any = getattr(reward_space, "shape", None) or ()
-    return int(shape[0]) if len(shape) == 1 and ROOM < shape[0] <= MOST_ROOM else ROOM
+    return int(shape[0]) if len(shape) == 1 and LENGTH < shape[0] <= MAX_LENGTH else LENGTH
 
 
 def _same_spaces(one: EnvDescription, other: EnvDescription) -> bool:

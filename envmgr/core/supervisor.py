@@ -258,7 +258,7 @@ class Supervisor:
         replies = BlockReplies(
             block,
             self.table.observed.buffers,
-            self.table.may_begin_with_step,
+            self.table.may_reset_in_next_step,
             self._setup.info_forms,
         )
         self._dispatcher.share(replies)
@@ -345,7 +345,7 @@ class Supervisor:
         """Act on deadlines that have passed. What had arrived before has been handled."""
         limits = self.hosts.limits
         now = limits.clock()
-        for env_id in limits.late_steps(now):
+        for env_id in limits.timed_out_steps(now):
             self.hosts.look_after(self.envs[env_id])
         for env in limits.due(now):
             if not limits.is_due(env):

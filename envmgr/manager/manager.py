@@ -144,7 +144,7 @@ class EnvManager:
         kind, env_num = self._transport_cls, len(self._env_fn)
         check_kind(config, hides_resets=kind.works_alone, refused=kind.refused)
         config = with_batches(
-            config.with_env_num(env_num), self._env_fn, in_line=not kind.works_alone
+            config.with_env_num(env_num), self._env_fn, inline=not kind.works_alone
         )
         self._config = config
         self._worker_count = WorkerCount(config, env_num, packs_envs=kind.packs_envs)

@@ -85,7 +85,7 @@ class ThreadTransport(OutboxTransport):
         ring = outbox.bell.wake if self.has_block else None
         for spec in specs:
             inbox = QueueInbox(partial(outbox.put, spec.host_id))
-            env_ids = ",".join(str(order.env_id) for order in spec.envs)
+            env_ids = ",".join(str(env.env_id) for env in spec.envs)
             thread = threading.Thread(
                 target=_run,
                 args=(spec, inbox, outbox),

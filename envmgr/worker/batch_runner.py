@@ -22,7 +22,7 @@ from envmgr.env import adapt
 from envmgr.env.async_batch import AsyncBatchedEnv
 from envmgr.env.batch_specs import Batch
 from envmgr.env.batched import BatchedEnv, BatchRow, First, firsts_of, step_results_of, step_rows
-from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, StepResult
+from envmgr.env.contract import ENDING_GIVEN, TERMINATED, TRUNCATED, StepResult
 from envmgr.env.vector_infos import RowInfos
 from envmgr.spaces import Array
 from envmgr.types import EnvFactory, is_abnormal
@@ -121,7 +121,7 @@ class RowRunner(EnvRunner):
             is_plain = plan.auto_reset and not (plan.params or is_limited)
             self.is_plain = is_plain and self.env.seeds.are_used_up
         if after is AfterStep.RESETS and self.batch.begins_with_next_step:
-            return AfterStep.RESETS_LATE
+            return AfterStep.RESETS_IN_NEXT_STEP
         return after
 
     def report_exception(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
@@ -576,7 +576,7 @@ def for_all_rows(columns: StepColumns, rows: Array, count: int) -> StepColumns:
     return _make_columns((*whole, list(by_row), by_row))
 
 
-_ENDING_IS_KNOWN = TOLD << ENDING_SHIFT
+_ENDING_GIVEN = ENDING_GIVEN << ENDING_SHIFT
 _HAS_INFO = np.uint16(HAS_INFO)
 _TERMINATED = np.uint16(TERMINATED << ENDING_SHIFT | DONE)
 _TRUNCATED = np.uint16(TRUNCATED << ENDING_SHIFT | DONE)
@@ -746,11 +746,11 @@ class ColumnSteps:
         any_ended = 1 in terminated.tobytes() or 1 in truncated.tobytes()
         if mask is None and not with_info and not any_ended:
             self._rewards[...] = rewards
-            self._flags[...] = buffer | _ENDING_IS_KNOWN
+            self._flags[...] = buffer | _ENDING_GIVEN
             self._replies[...] = tokens  # last: from now on the answers count
             return self._batch.is_scheduled
         flags = self._new_flags
-        flags[...] = buffer | _ENDING_IS_KNOWN
+        flags[...] = buffer | _ENDING_GIVEN
         others = self._write_infos(columns, flags, mask) if with_info else ()
         begun: _Begun = ()
         if any_ended:

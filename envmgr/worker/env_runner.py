@@ -19,8 +19,8 @@ import numpy as np
 
 from envmgr.env import adapt, states
 from envmgr.env.contract import (
+    ENDING_GIVEN,
     TERMINATED,
-    TOLD,
     TRUNCATED,
     EnvContractError,
     StepResult,
@@ -213,7 +213,9 @@ class EnvRunner:
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             return self.report_exception(sink, key, error)
         self.send(sink, key, messages)
-        if has_begun or (after is not AfterStep.RESETS and after is not AfterStep.RESETS_LATE):
+        if has_begun or (
+            after is not AfterStep.RESETS and after is not AfterStep.RESETS_IN_NEXT_STEP
+        ):
             return False
         self.begin_episode_later(sink, key)
         return True
@@ -570,7 +572,8 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
     after_reset, reset_env = writer.after, runner.reset_env
     env, step_result_of, gives_five = step_in_two(runner.env)
     codes = [
-        buffer | (TOLD << ENDING_SHIFT if gives_five else 0) for buffer in range(len(after_step))
+        buffer | (ENDING_GIVEN << ENDING_SHIFT if gives_five else 0)
+        for buffer in range(len(after_step))
     ]
     codes_of_arrays = _codes_of_arrays(codes)
     terminated_bits, truncated_bits = (

@@ -23,10 +23,10 @@ from envmgr.wire.block import (
     AFTER_SHIFT,
     BUFFER_BITS,
     DONE,
+    ENDING_GIVEN_BIT,
     ENDING_SHIFT,
     HAS_INFO,
     REWARD_SHIFT,
-    TOLD_BIT,
     Block,
     block_is_possible,
     request_of,
@@ -69,7 +69,7 @@ def info_bytes(value: Any, n_missing: int = 0) -> bytes:
 
 
 RESETS = int(AfterStep.RESETS) << AFTER_SHIFT
-RESETS_LATE = int(AfterStep.RESETS_LATE) << AFTER_SHIFT
+RESETS_IN_NEXT_STEP = int(AfterStep.RESETS_IN_NEXT_STEP) << AFTER_SHIFT
 MALFORMED: dict[str, dict[str, Any]] = {
     "a slot that is none": {"flags": BUFFER_BITS},
     "a slot after the last": {"flags": 4},
@@ -93,7 +93,9 @@ MALFORMED: dict[str, dict[str, Any]] = {
     },
     "an end in no slot": {"flags": DONE | RESETS | BUFFER_BITS},
     "an end with a strange info": {"flags": DONE | HAS_INFO | RESETS, "info": b"\xff" * 248},
-    "an end after which others begin its episode": {"flags": DONE | TOLD_BIT | RESETS_LATE},
+    "an end after which others begin its episode": {
+        "flags": DONE | ENDING_GIVEN_BIT | RESETS_IN_NEXT_STEP
+    },
     "all bits": {"flags": 0xFFFF, "info": b"\xff" * 248},
 }
 """Answers to the request that is awaited."""

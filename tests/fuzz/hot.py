@@ -42,16 +42,16 @@ from envmgr.wire.arenas import COPIED, ObservationRules, arena_arrays, plan_plac
 from envmgr.wire.block import (
     BUFFER_BITS,
     DONE,
+    ENDING_GIVEN_BIT,
     ENDING_SHIFT,
     HAS_INFO,
-    LATE_END,
     MAX_REQUEST_ID,
+    NEXT_STEP_END,
     PLAIN_END,
     REWARD_SHIFT,
     RING_EACH,
     RING_LAST,
     RING_ONCE,
-    TOLD_BIT,
     Block,
     BlockPlan,
     items,
@@ -602,7 +602,7 @@ class Side:
         table.observed.lay_out(arena, COPIED)
         self.arena_from = plan.nbytes
         self.collector, self.submitter = supervisor.collector, supervisor.submitter
-        self.collector.share(block, BlockReplies(block, COPIED, table.may_begin_with_step))
+        self.collector.share(block, BlockReplies(block, COPIED, table.may_reset_in_next_step))
         self.submitter.share(block, [columns], [0] * N)
         self.rings: list[Any] = []
         self.submitter._ring = self._ring  # type: ignore[method-assign]
@@ -805,7 +805,7 @@ def _batch(rng: random.Random, space: Any, count: int) -> Any:
 
 def _reply(rng: random.Random, sides: tuple[Side, Side], ids: list[int], kinds: str) -> None:
     """Have hosts answer what was posted: rightly, late, or with what makes no sense."""
-    buffer, told = rng.randrange(2), TOLD_BIT if rng.random() < 0.5 else 0
+    buffer, told = rng.randrange(2), ENDING_GIVEN_BIT if rng.random() < 0.5 else 0
     for i in ids:
         token, flags = int(sides[0].table.tokens[i]), buffer | told
         if kinds == "odd":
@@ -817,7 +817,7 @@ def _reply(rng: random.Random, sides: tuple[Side, Side], ids: list[int], kinds: 
                     (
                         rng.randrange(1 << 16),
                         flags ^ 1,
-                        flags ^ TOLD_BIT,
+                        flags ^ ENDING_GIVEN_BIT,
                         flags & ~BUFFER_BITS | rng.randrange(16),
                         flags | DONE,
                         flags | HAS_INFO,
@@ -830,7 +830,7 @@ def _reply(rng: random.Random, sides: tuple[Side, Side], ids: list[int], kinds: 
             side.block.replies[i] = token
     for i in ids if kinds == "ends" else ():
         if rng.random() < 0.4:
-            end = rng.choice((PLAIN_END, PLAIN_END, PLAIN_END, PLAIN_END, LATE_END, DONE))
+            end = rng.choice((PLAIN_END, PLAIN_END, PLAIN_END, PLAIN_END, NEXT_STEP_END, DONE))
             end |= rng.randrange(8) << ENDING_SHIFT
             end |= buffer if rng.random() < 0.9 else rng.randrange(16)
             token = int(sides[0].table.tokens[i]) - (rng.random() < 0.1)

@@ -106,11 +106,11 @@ def contend(n_reads: int, *, n: int = 64) -> TornReport:
     placed = [replace(p, block=plan) for p in placements if p is not None]
     memory = mmap.mmap(-1, nbytes)
     context = multiprocessing.get_context("fork")
-    seated = context.Event()
-    writer = context.Process(target=_write, args=(memory, placed, n, seated))
+    attached = context.Event()
+    writer = context.Process(target=_write, args=(memory, placed, n, attached))
     writer.start()
     try:
-        assert seated.wait(30.0)  # what is posted before is not for these envs
+        assert attached.wait(30.0)  # what is posted before is not for these envs
         return _read(memory, plan, placed, n_reads)
     finally:
         writer.kill()
@@ -120,7 +120,7 @@ def contend(n_reads: int, *, n: int = 64) -> TornReport:
         memory.close()
 
 
-def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) -> None:
+def _write(memory: Any, placements: Sequence[Placement], n: int, attached: Any) -> None:
     """Be the worker: take what is posted, without end."""
     posted = BlockStepper(0, lambda: None, timed=False)
     factories = dict.fromkeys(range(ENV_NUM), lambda: Filled(n))
@@ -142,7 +142,7 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) ->
         for number, (op, payload) in enumerate(requests):
             placed = placements[env_id] if op is Op.ATTACH else payload
             host.handle(Message(op, env_id, 0, number + 1, placed))
-    seated.set()
+    attached.set()
     trainer = os.getppid()
     while os.getppid() == trainer:
         for _ in range(1000):

@@ -308,7 +308,7 @@ def test_a_row_ends_alone_whatever_reward_the_others_get() -> None:
     rig = Rig(3, in_block=False, partial_steps=False, build=Late)
     rig.step({0: Do.END, 1: 1, 2: 1})
     after = {m.env_id: m.payload[4] for m in rig.sent if m.op == Op.STEPPED}
-    assert after == {0: AfterStep.RESETS_LATE, 1: AfterStep.NOTHING, 2: AfterStep.NOTHING}
+    assert after == {0: AfterStep.RESETS_IN_NEXT_STEP, 1: AfterStep.NOTHING, 2: AfterStep.NOTHING}
 
 
 def test_in_place_an_ended_row_begins_its_next_episode_within_the_step() -> None:

@@ -322,7 +322,7 @@ def test_a_renewed_env_counts_its_own_episodes() -> None:
 
 
 class Interrupted(BaseException):
-    """Stands for what the in-line transport raises in env code."""
+    """Stands for what the inline transport raises in env code."""
 
 
 @pytest.mark.parametrize("where", ["step", "reset", "seed", "call", "close", "build"])

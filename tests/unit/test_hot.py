@@ -297,7 +297,7 @@ def _rows(memory: bytearray, **changes: Any) -> Any:
         "hosts": [0],
         "generations": 0,
         "buffer_bits": 15,
-        "told_bit": 16,
+        "ending_given_bit": 16,
         "has_info": 256,
         "end_bits": PLAIN_END_BITS,
         "plain_end": PLAIN_END,

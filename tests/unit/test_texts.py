@@ -125,7 +125,7 @@ def test_a_text_has_room(space: Any, room: int) -> None:
     assert placed is not None
     (leaf,) = placed.leaves
     assert isinstance(leaf, TextLeaf)
-    assert (leaf.room, leaf.shape) == (room, (4 + room,))
+    assert (leaf.max_bytes, leaf.shape) == (room, (4 + room,))
     nested = codec_of(Dict({"a": space, "b": IMAGE})).structure
     assert nested.is_placed
     assert nested.placed is not None

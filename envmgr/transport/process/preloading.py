@@ -147,7 +147,7 @@ class Preloading:
 
     def on_record(self, link: ServerLink, kind: int, number: int, data: bytes) -> None:
         """Take note of what a server says of imports."""
-        if kind == server.LATE:
+        if kind == server.REPORT:
             self._on_report(data)
         elif link is not self.opening:
             return

@@ -111,9 +111,9 @@ class ServerLink:
             with contextlib.suppress(BlockingIOError), self._used() as control:
                 socket.send_fds(control, [record], fds)
                 return
-            self._await_room(due)
+            self._await_writable(due)
 
-    def _await_room(self, due: float) -> None:
+    def _await_writable(self, due: float) -> None:
         poll = select.poll()
         with self._used() as control:
             poll.register(control, select.POLLOUT)

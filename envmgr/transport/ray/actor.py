@@ -175,7 +175,7 @@ def _unpickled(data: bytes) -> Any:
 
 
 def spec_of(host_id: int, setup: WorkerSetup, node: Node) -> HostSpec:
-    """Return the host that the trainer has ordered."""
+    """Return the host that the trainer has asked for."""
     made = [_factory(pickled, node.address) for pickled in setup.factories]
     envs = tuple(EnvToBuild(*env[:3], made[env[3]]) for env in setup.envs)
     return HostSpec(host_id, setup.host_index, envs, _unpickled(setup.settings))

@@ -211,7 +211,7 @@ class NodeMirror(Mirror):
             self._rows = np.array(sorted(self._host_of), np.int64)
 
     def _lay_out(self, block: Block) -> Block:
-        # What the trainer was told last, and what it awaits: of steps, and of ordered resets.
+        # What the trainer was told last, and what it awaits: of steps, and of posted resets.
         self._told = [block.replies.copy(), block.resets.copy()]
         self._awaited = [block.replies.copy(), block.resets.copy()]
         self._of_host = [column.copy() for column in (block.since, block.running, block.finished)]
