@@ -48,7 +48,7 @@ from envmgr.wire.block import (
     REWARD_SHIFT,
     Block,
 )
-from envmgr.wire.info_columns import OF_STEPS, InfoColumns, columns_of, without
+from envmgr.wire.info_columns import OF_STEPS, InfoColumns, columns_of, without_ends
 from envmgr.wire.info_forms import RecordBatch
 from envmgr.wire.rewards import FIRST_WIDE, FITS_ALL, restored
 
@@ -789,7 +789,7 @@ class BatchInfos(Sequence[dict[str, Any]]):
         if read is None and not details:
             return InfoColumns({}, np.ones(len(self), np.bool_))
         if type(read) is RecordBatch and not any(details[k][0] for k in read.odd if k in details):
-            return without(read.columns())
+            return without_ends(read.columns())
         return columns_of(self._made())
 
     def rewards(self, numbers: npt.NDArray[np.float64]) -> list[Any]:

@@ -882,7 +882,7 @@ def unready(supervisor: Supervisor, env_ids: Sequence[int]) -> list[int]:
     """Return those of some envs that take no action now."""
     if len(env_ids) <= _FEW:
         return [env_id for env_id in env_ids if not supervisor.table.is_ready(env_id)]
-    ready = set(supervisor.ready_ids())
+    ready = set(supervisor.table.ready_ids())
     return [env_id for env_id in env_ids if env_id not in ready]
 
 
@@ -1032,7 +1032,7 @@ class Gather:
         if not outstanding:
             raise NothingReadyError(
                 "nothing is outstanding: send actions first, with step(actions) or send(actions)"
-                + ("" if supervisor.ready_ids() else _NONE_READY)
+                + ("" if supervisor.table.ready_ids() else _NONE_READY)
             )
         is_limited = deadline != math.inf  # and may have passed before anybody looks
         if not posts or is_limited or supervisor.table.any_repaired:

@@ -17,7 +17,7 @@ from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
 from envmgr.types import EnvTimestep, Once, is_abnormal
-from envmgr.wire.block import AFTER_BITS, AFTER_SHIFT
+from envmgr.wire.block import AFTER_BITS, RESETS, RESETS_IN_NEXT_STEP
 from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetRequest, SavedEnv
 
 
@@ -137,7 +137,6 @@ def is_at_rest(table: EnvTable) -> bool:
 
 
 _RESETS = (AfterStep.RESETS, AfterStep.RESETS_IN_NEXT_STEP)
-_SOON, _LATE = (after << AFTER_SHIFT for after in _RESETS)
 
 
 class Ending(NamedTuple):
@@ -172,7 +171,7 @@ class Episodes:
         hosts: Hosts,
         rules: EpisodeRules,
         statistics: Statistics,
-        spares: Spares | None = None,
+        spares: Spares | None,
     ) -> None:
         self._hosts = hosts
         self._table = hosts.table
@@ -238,7 +237,7 @@ class Episodes:
         else:
             self._table.happened(env.env_id, Event.EPISODE_ENDED_UNATTENDED)
         env.attended = self._rules.auto_reset
-        if after in _RESETS and self._hosts_begin:  # else nobody told it to
+        if after in _RESETS and self._hosts_begin:  # else it does not know that it should
             await_own_reset(self._hosts, env, in_next_step=after == AfterStep.RESETS_IN_NEXT_STEP)
         elif self._spares is not None and self._rules.auto_reset:
             recycles = after == AfterStep.WANTS_RECYCLING
@@ -263,10 +262,10 @@ class Episodes:
         for ending in endings:
             env_id, flag, episodes_done = ending
             after = flag & AFTER_BITS
-            if (after != _SOON and after != _LATE) or episodes_done >= episode_num:
+            if after not in (RESETS, RESETS_IN_NEXT_STEP) or episodes_done >= episode_num:
                 odd.append(ending)
                 continue
-            plain.append((env_id, episodes_done, after == _LATE))
+            plain.append((env_id, episodes_done, after == RESETS_IN_NEXT_STEP))
         self._table.episodes_ended(plain)
         return odd
 
@@ -395,7 +394,7 @@ class ExplicitResets:
         self._submitter = submitter
 
     @property
-    def _can_be_ordered(self) -> bool:
+    def _can_be_posted(self) -> bool:
         """Whether resets that hosts know of are posted in the block, which is enough."""
         # Inline a message costs no more, and can be interrupted safely.
         alone = self._hosts.transport.works_alone and self._spares is None
@@ -459,7 +458,7 @@ class ExplicitResets:
             if env.host_id is None:
                 self._repair.forgive(env)
                 self._repair.bring_back(env)
-            elif joins and self._can_be_ordered and self._is_planned(env):
+            elif joins and self._can_be_posted and self._is_planned(env):
                 env.again = False
                 return True
             else:

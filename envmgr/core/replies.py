@@ -200,10 +200,6 @@ def after_of(flag: int) -> int:
     return (flag & AFTER_BITS) >> AFTER_SHIFT
 
 
-def _never(env_id: int) -> bool:
-    return False
-
-
 class BlockReplies:
     """Reads what messages would carry out of the block.
 
@@ -218,8 +214,8 @@ class BlockReplies:
         self,
         block: Block,
         buffers: Buffers,
-        may_reset_in_next_step: Callable[[int], bool] = _never,
-        forms: dict[int, InfoForm] | None = None,
+        may_reset_in_next_step: Callable[[int], bool],
+        forms: dict[int, InfoForm],
     ) -> None:
         self._block = block
         self._buffers = buffers
@@ -227,7 +223,7 @@ class BlockReplies:
         self._of_resets = range(buffers.steps, buffers.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
-        self._forms = {} if forms is None else forms
+        self._forms = forms
         self._handed_over = block.plan.handed_over
 
     # -- who has replied ----------------------------------------------------------------------
@@ -502,7 +498,7 @@ class ReplyEffects:
         setup: EnvSetup,
         episodes: Episodes,
         repair: Repair,
-        spares: Spares | None = None,
+        spares: Spares | None,
     ) -> None:
         self._hosts = hosts
         self._table = hosts.table
@@ -601,9 +597,8 @@ class ReplyEffects:
     def stepped(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of STEPPED."""
         reference, reward, done, info, after = step_fields(payload)
-        if after == AfterStep.RESETS_IN_NEXT_STEP and not self._table.may_reset_in_next_step(
-            env.env_id
-        ):
+        may_reset = self._table.may_reset_in_next_step
+        if after == AfterStep.RESETS_IN_NEXT_STEP and not may_reset(env.env_id):
             raise MalformedReplyError(NO_NEXT_STEP)
         if env.phase is Phase.CANCELLING:
             self._episodes.abandon(env, after)
@@ -925,13 +920,9 @@ class ReplyDispatcher:
             Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
         """
         replies, table = self._replies, self._table
-        n_resetting, n_in_next_step = (
-            table.phases.column.count(Phase.RESETTING),
-            table.resets_in_next_step.count(1),
-        )
-        if (
-            replies is None or n_resetting == n_in_next_step
-        ):  # these reply with the next step of others
+        n_resetting = table.phases.column.count(Phase.RESETTING)
+        # Those that are reset in the next step of others reply then.
+        if replies is None or n_resetting == table.resets_in_next_step.count(1):
             return True
         replied = replies.resets_of(table)
         if not replied:

@@ -537,7 +537,7 @@ class BlockRow:
         return self.sink.row
 
 
-def block_row_of(runner: EnvRunner, sink: BlockSink, action_kind: int = 0) -> BlockRow:
+def block_row_of(runner: EnvRunner, sink: BlockSink, action_kind: int) -> BlockRow:
     """Return the row of an env whose writer is attached to the block's memory."""
     actions = sink.block.plan.layouts[action_kind]
     step: StepFunction | None = None

@@ -602,7 +602,7 @@ class Side:
         table.observed.lay_out(arena, COPIED)
         self.arena_from = plan.nbytes
         self.collector, self.submitter = supervisor.collector, supervisor.submitter
-        self.collector.share(block, BlockReplies(block, COPIED, table.may_reset_in_next_step))
+        self.collector.share(block, BlockReplies(block, COPIED, table.may_reset_in_next_step, {}))
         self.submitter.share(block, [columns], [0] * N)
         self.rings: list[Any] = []
         self.submitter._ring = self._ring  # type: ignore[method-assign]
@@ -1009,7 +1009,7 @@ class _Infos:
             info_forms=self.numbers,
             plan=types.SimpleNamespace(handed_over=None),
         )
-        reader = BlockReplies(block, COPIED, forms=self.forms.numbered)
+        reader = BlockReplies(block, COPIED, bool, self.forms.numbered)
         chosen: Any = types.SimpleNamespace(
             rows=slice(0, self.N), is_slice=True, count=self.N, ids=list(range(self.N))
         )

@@ -146,8 +146,7 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, attached: Any) 
     trainer = os.getppid()
     while os.getppid() == trainer:
         for _ in range(1000):
-            if posted.has_new_posting:
-                posted.run(None)
+            posted.run(None)
 
 
 def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int) -> TornReport:

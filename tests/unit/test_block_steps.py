@@ -52,7 +52,7 @@ def test_the_next_episode_begins_after_one_more_batch_at_most() -> None:
     assert rig.envs[2].log == [7]
     rig.run()
     assert rig.envs[2].log == [7, "reset"]
-    assert not rig.posted.has_new_posting
+    assert rig.posted.run(None) is None
 
 
 def test_a_new_env_does_not_do_what_was_posted_for_the_one_before() -> None:
@@ -156,7 +156,7 @@ def test_an_env_that_changes_places_takes_no_step_that_is_for_the_one_in_its_pla
     rig.ask(5, Op.RESET, ResetRequest({}, None, None, PLAN, keeps=True))
     assert [(m.op, m.env_id) for m in rig.sent] == [(Op.RESET_DONE, 5)]
     rig.post(0)
-    assert not rig.posted.has_new_posting
+    assert rig.posted.run(None) is None
     assert rig.run() == []
     assert not rig.has_replied()
 
