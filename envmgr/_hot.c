@@ -24,7 +24,7 @@
 
 #define ABI 2
 
-static PyObject *name_step, *name_step_place, *name_fields, *name_abnormal, *name_nbytes;
+static PyObject *name_step, *name_step_buffer, *name_fields, *name_abnormal, *name_nbytes;
 
 static double monotonic(void) {
     struct timespec now;
@@ -279,30 +279,30 @@ static int is_plain_infos(PyObject *object) {
 
 /* -- the worker: one step of one env ---------------------------------------------------------- */
 
-#define MOST_PLACES 16
+#define MOST_BUFFERS 16
 
 typedef struct {
     PyObject_HEAD
     PyObject *env;      /* its `step` is called */
-    PyObject *writer;   /* its `step_place` is where the next observation goes */
+    PyObject *writer;   /* its `step_buffer` is where the next observation goes */
     PyObject *rest;     /* (token, result): goes on with a result that is out of the ordinary */
     PyObject *failed;   /* (token, error): goes on with what `env.step` has raised */
     PyObject *end;      /* (token, flags, terminated, truncated): goes on with the end of an episode */
     PyObject *write_info; /* (info): writes an info that is not empty, and returns whether it has */
-    PyObject *after;    /* for each place the one after it */
+    PyObject *after;    /* for each buffer the one after it */
     PyObject *ndarray, *float64;
     PyObject *fields;   /* of an `EnvTimestep`; NULL if the env returns gymnasium's five values */
     PyObject *four;     /* a type that has these fields, once one was seen */
-    PyObject *arrays;   /* the places, for observations that numpy copies */
-    Py_buffer targets[MOST_PLACES]; /* the same */
-    int n_places;
+    PyObject *arrays;   /* the buffers, for observations that numpy copies */
+    Py_buffer targets[MOST_BUFFERS]; /* the same */
+    int n_buffers;
     Py_buffer rewards, flags, replies;
     double *reward;
     uint16_t *flag;
     uint64_t *reply;
-    uint16_t codes[MOST_PLACES];         /* what is flagged of a reward that is a float, by place */
-    uint16_t codes_of_float32[MOST_PLACES]; /* likewise of one that is an array of one number */
-    uint16_t codes_of_float64[MOST_PLACES];
+    uint16_t codes[MOST_BUFFERS];         /* what is flagged of a reward that is a float, by buffer */
+    uint16_t codes_of_float32[MOST_BUFFERS]; /* likewise of one that is an array of one number */
+    uint16_t codes_of_float64[MOST_BUFFERS];
     char finite;        /* 'f' or 'd': numbers of an observation have to be finite; else 0 */
     char refuses_non_finite; /* so do rewards */
     uint16_t has_info;  /* the flag of a reply with an info */
@@ -343,8 +343,8 @@ static void step_dealloc(OrdinaryStep *self) {
     Py_CLEAR(self->ndarray);
     Py_CLEAR(self->float64);
     Py_CLEAR(self->fields);
-    for (int place = 0; place < self->n_places; place++)
-        PyBuffer_Release(&self->targets[place]);
+    for (int buffer = 0; buffer < self->n_buffers; buffer++)
+        PyBuffer_Release(&self->targets[buffer]);
     PyBuffer_Release(&self->rewards);
     PyBuffer_Release(&self->flags);
     PyBuffer_Release(&self->replies);
@@ -352,20 +352,20 @@ static void step_dealloc(OrdinaryStep *self) {
     Py_DECREF(type);
 }
 
-/* Read a list of as many flags as there are places. */
+/* Read a list of as many flags as there are buffers. */
 static int read_codes(PyObject *list, uint16_t *codes, int count) {
     if (!PyList_Check(list) || PyList_Size(list) != count) {
-        PyErr_SetString(PyExc_ValueError, "flags for each place are needed");
+        PyErr_SetString(PyExc_ValueError, "flags for each buffer are needed");
         return -1;
     }
-    for (int place = 0; place < count; place++) {
-        long code = PyLong_AsLong(PyList_GetItem(list, place));
+    for (int buffer = 0; buffer < count; buffer++) {
+        long code = PyLong_AsLong(PyList_GetItem(list, buffer));
         if (code < 0 || code > UINT16_MAX) {
             if (!PyErr_Occurred())
                 PyErr_SetString(PyExc_ValueError, "flags have 16 bits");
             return -1;
         }
-        codes[place] = (uint16_t)code;
+        codes[buffer] = (uint16_t)code;
     }
     return 0;
 }
@@ -385,23 +385,23 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
             &flags, &replies, &row, &codes, &of_float32, &of_float64, &tests_finite, &refuses,
             &has_info))
         return NULL;
-    Py_ssize_t n_places = PyList_Size(targets);
-    if (n_places < 1 || n_places > MOST_PLACES || PyList_Size(after) < n_places) {
-        PyErr_SetString(PyExc_ValueError, "too many places, or too few");
+    Py_ssize_t n_buffers = PyList_Size(targets);
+    if (n_buffers < 1 || n_buffers > MOST_BUFFERS || PyList_Size(after) < n_buffers) {
+        PyErr_SetString(PyExc_ValueError, "too many buffers, or too few");
         return NULL;
     }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     OrdinaryStep *self = (OrdinaryStep *)alloc(type, 0); /* all of it zero */
     if (self == NULL)
         return NULL;
-    for (; self->n_places < n_places; self->n_places++) {
-        PyObject *target = PyList_GetItem(targets, self->n_places);
-        if (view_of(target, &self->targets[self->n_places], PyBUF_WRITABLE, -1, 0) < 0)
+    for (; self->n_buffers < n_buffers; self->n_buffers++) {
+        PyObject *target = PyList_GetItem(targets, self->n_buffers);
+        if (view_of(target, &self->targets[self->n_buffers], PyBUF_WRITABLE, -1, 0) < 0)
             goto failed;
-        Py_buffer *view = &self->targets[self->n_places];
+        Py_buffer *view = &self->targets[self->n_buffers];
         if (!PyBuffer_IsContiguous(view, 'C')) {
-            self->n_places++;
-            PyErr_SetString(PyExc_ValueError, "a place of another form");
+            self->n_buffers++;
+            PyErr_SetString(PyExc_ValueError, "a buffer of another form");
             goto failed;
         }
     }
@@ -413,9 +413,9 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         (self->flag = item_of(&self->flags, row)) == NULL ||
         (self->reply = item_of(&self->replies, row)) == NULL)
         goto failed;
-    if (read_codes(codes, self->codes, self->n_places) < 0 ||
-        read_codes(of_float32, self->codes_of_float32, self->n_places) < 0 ||
-        read_codes(of_float64, self->codes_of_float64, self->n_places) < 0)
+    if (read_codes(codes, self->codes, self->n_buffers) < 0 ||
+        read_codes(of_float32, self->codes_of_float32, self->n_buffers) < 0 ||
+        read_codes(of_float64, self->codes_of_float64, self->n_buffers) < 0)
         goto failed;
     if (tests_finite) {
         const char *format = self->targets[0].format;
@@ -525,12 +525,12 @@ static int is_finite(const char *numbers, Py_ssize_t nbytes, char format) {
     return 1;
 }
 
-/* Write an observation at a place: 1; 0 if it is out of the ordinary, and nothing was written; -1 with
+/* Write an observation into a buffer: 1; 0 if it is out of the ordinary, and nothing was written; -1 with
  * an error. Equal formats are those of aligned arrays: others have a sign for that. */
-static int write_observation(OrdinaryStep *self, PyObject *obs, Py_ssize_t place) {
+static int write_observation(OrdinaryStep *self, PyObject *obs, Py_ssize_t buffer) {
     if ((PyObject *)Py_TYPE(obs) != self->ndarray)
         return 0;
-    Py_buffer *target = &self->targets[place], view;
+    Py_buffer *target = &self->targets[buffer], view;
     if (PyObject_GetBuffer(obs, &view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
         PyErr_Clear();
         return 0;
@@ -547,7 +547,7 @@ static int write_observation(OrdinaryStep *self, PyObject *obs, Py_ssize_t place
             fits = 0; /* Python looks at those */
         if (fits && is_contiguous)
             memmove(target->buf, view.buf, view.len);
-        else if (fits && PyObject_SetItem(PyList_GetItem(self->arrays, place), Py_Ellipsis, obs) < 0)
+        else if (fits && PyObject_SetItem(PyList_GetItem(self->arrays, buffer), Py_Ellipsis, obs) < 0)
             fits = -1;
     }
     PyBuffer_Release(&view);
@@ -610,21 +610,21 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
     uint64_t answered = PyLong_AsUnsignedLongLong(token);
     if (answered == (uint64_t)-1 && PyErr_Occurred())
         goto error;
-    PyObject *written = PyObject_GetAttr(self->writer, name_step_place);
+    PyObject *written = PyObject_GetAttr(self->writer, name_step_buffer);
     if (written == NULL)
         goto error;
-    Py_ssize_t place = PyLong_AsSsize_t(written);
+    Py_ssize_t buffer = PyLong_AsSsize_t(written);
     Py_DECREF(written);
-    if (place < 0 || place >= self->n_places) {
+    if (buffer < 0 || buffer >= self->n_buffers) {
         PyErr_Clear();
         goto rest;
     }
-    int is_observed = write_observation(self, obs, place);
+    int is_observed = write_observation(self, obs, buffer);
     if (is_observed < 0)
         goto error;
     if (!is_observed)
         goto rest;
-    uint16_t code = codes[place];
+    uint16_t code = codes[buffer];
     if (has_info) {
         PyObject *is_written = self->writes_plainly
                                    ? write_info((PlainInfos *)self->write_info, info)
@@ -633,11 +633,11 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
             goto error;
         Py_DECREF(is_written);
         if (is_written != Py_True)
-            goto rest; /* which writes it all again, at the same place */
+            goto rest; /* which writes it all again, in the same buffer */
         code |= self->has_info;
     }
     Py_DECREF(result);
-    if (PyObject_SetAttr(self->writer, name_step_place, PyList_GetItem(self->after, place)) < 0)
+    if (PyObject_SetAttr(self->writer, name_step_buffer, PyList_GetItem(self->after, buffer)) < 0)
         return NULL;
     *self->reward = number;
     if (ends) {
@@ -823,7 +823,7 @@ typedef struct {
     PyObject *ids, *ndarray, *number;
     Py_buffer views[MOST_VIEWS];
     int n_views;
-    uint8_t *phases, *states, *places, *in_arena;
+    uint8_t *phases, *states, *buffers, *in_arena;
     uint64_t *tokens, *requests, *replies;
     uint16_t *flags;
     char *actions;      /* of one leaf */
@@ -832,10 +832,10 @@ typedef struct {
     long long low, high;
     Py_ssize_t first, count;
     uint64_t generations;
-    uint16_t place_bits, told_bit, has_info, end_bits, plain_end;
+    uint16_t buffer_bits, ending_given_bit, has_info, end_bits, plain_end;
     uint64_t *resets;   /* steps that end episodes are complete with these; NULL: they need not be */
     char takes_ends;
-    int n_steps;        /* places of steps */
+    int n_steps;        /* buffers of steps */
     uint8_t idle, posted, run;
     uint64_t **postings, **sleeping;
     Py_ssize_t n_hosts;
@@ -922,24 +922,24 @@ static uint64_t **items_of_hosts(OrdinaryRows *self, PyObject *object, PyObject 
 static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {
         "first", "count", "empty", "statistics", "submitter", "journal", "phases",
-        "states", "places", "in_arena", "tokens", "requests", "replies",
+        "states", "buffers", "in_arena", "tokens", "requests", "replies",
         "flags", "ids", "ndarray", "number", "actions", "low", "high", "is_number", "postings", "sleeping", "hosts",
-        "generations", "place_bits", "told_bit", "has_info", "end_bits", "plain_end", "resets",
+        "generations", "buffer_bits", "ending_given_bit", "has_info", "end_bits", "plain_end", "resets",
         "takes_ends", "n_steps", "idle", "posted", "run", NULL};
-    PyObject *empty, *statistics, *submitter, *journal, *phases, *states, *places;
+    PyObject *empty, *statistics, *submitter, *journal, *phases, *states, *buffers;
     PyObject *in_arena, *ids, *ndarray, *number, *tokens, *requests, *replies, *flags, *actions, *postings, *sleeping;
     PyObject *hosts, *resets;
     Py_ssize_t first, count;
     long long low, high;
     unsigned long long generations;
-    int is_number, place_bits, told_bit, has_info, end_bits, plain_end, takes_ends, n_steps, idle, posted, run;
+    int is_number, buffer_bits, ending_given_bit, has_info, end_bits, plain_end, takes_ends, n_steps, idle, posted, run;
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!KiiiiiOpiiii", names, &first, &count,
-            &PyTuple_Type, &empty, &statistics, &submitter, &journal, &phases, &states, &places,
+            &PyTuple_Type, &empty, &statistics, &submitter, &journal, &phases, &states, &buffers,
             &in_arena, &tokens, &requests, &replies, &flags,
             &PyList_Type, &ids, &ndarray, &number, &actions, &low, &high,
-            &is_number, &postings, &sleeping, &PyList_Type, &hosts, &generations, &place_bits,
-            &told_bit, &has_info, &end_bits, &plain_end, &resets, &takes_ends, &n_steps, &idle, &posted, &run))
+            &is_number, &postings, &sleeping, &PyList_Type, &hosts, &generations, &buffer_bits,
+            &ending_given_bit, &has_info, &end_bits, &plain_end, &resets, &takes_ends, &n_steps, &idle, &posted, &run))
         return NULL;
     if (first < 0 || count < 1 || PyTuple_Size(empty) != CONTAINERS) {
         PyErr_SetString(PyExc_ValueError, "no rows");
@@ -963,8 +963,8 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->high = high;
     self->is_number = (char)is_number;
     self->generations = generations;
-    self->place_bits = (uint16_t)place_bits;
-    self->told_bit = (uint16_t)told_bit;
+    self->buffer_bits = (uint16_t)buffer_bits;
+    self->ending_given_bit = (uint16_t)ending_given_bit;
     self->has_info = (uint16_t)has_info;
     self->end_bits = (uint16_t)end_bits;
     self->plain_end = (uint16_t)plain_end;
@@ -975,7 +975,7 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->run = (uint8_t)run;
     if ((self->phases = column_of(self, phases, 1)) == NULL ||
         (self->states = column_of(self, states, 1)) == NULL ||
-        (self->places = column_of(self, places, 1)) == NULL ||
+        (self->buffers = column_of(self, buffers, 1)) == NULL ||
         (self->in_arena = column_of(self, in_arena, 1)) == NULL ||
         (self->tokens = column_of(self, tokens, 8)) == NULL ||
         (self->requests = column_of(self, requests, 8)) == NULL ||
@@ -1182,7 +1182,7 @@ static PyObject *rows_is_posted(OrdinaryRows *self, PyObject *ignored) {
 PyDoc_STRVAR(said_doc,
              "said()\n--\n\n"
              "Return what all replies say, if they have come and are ordinary, and all have infos or none "
-             "has: the flags, where none ends an episode; else (place, flags of the others, {position: "
+             "has: the flags, where none ends an episode; else (buffer, flags of the others, {position: "
              "flags} of ends). None if Python has to look at them.");
 
 static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
@@ -1190,16 +1190,16 @@ static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
         Py_RETURN_NONE;
     /* Not before: hosts write replies last. Each is read once: who wrote it may write anew. */
     uint16_t first = __atomic_load_n(&self->flags[0], __ATOMIC_RELAXED);
-    uint16_t place = first & self->place_bits, told = first & (self->told_bit | self->has_info);
+    uint16_t buffer = first & self->buffer_bits, usual = first & (self->ending_given_bit | self->has_info);
     PyObject *ends = NULL;
-    if (place >= self->n_steps)
+    if (buffer >= self->n_steps)
         Py_RETURN_NONE;
     for (Py_ssize_t k = 0; k < self->count; k++) {
         uint16_t flags = __atomic_load_n(&self->flags[k], __ATOMIC_RELAXED);
-        if (flags == (place | told))
+        if (flags == (buffer | usual))
             continue;
-        if (!self->takes_ends || (flags & self->place_bits) != place ||
-            (flags & self->has_info) != (told & self->has_info) ||
+        if (!self->takes_ends || (flags & self->buffer_bits) != buffer ||
+            (flags & self->has_info) != (usual & self->has_info) ||
             (flags & self->end_bits & ~self->has_info) != self->plain_end ||
             (self->resets != NULL &&
              __atomic_load_n(&self->resets[k], __ATOMIC_ACQUIRE) != self->tokens[k])) {
@@ -1220,24 +1220,24 @@ static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
         }
     }
     if (ends == NULL)
-        return PyLong_FromLong(place | told);
-    return Py_BuildValue("(iiN)", (int)place, (int)told, ends);
+        return PyLong_FromLong(buffer | usual);
+    return Py_BuildValue("(iiN)", (int)buffer, (int)usual, ends);
 }
 
 PyDoc_STRVAR(deliver_doc,
-             "deliver(returning, place, in_arena, timesteps)\n--\n\n"
+             "deliver(returning, buffer, in_arena, timesteps)\n--\n\n"
              "The timesteps of all rows, which `said` has found ordinary, are about to be returned.");
 
 static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
     PyObject *returning, *timesteps;
-    int place, in_arena;
-    if (!PyArg_ParseTuple(args, "OipO", &returning, &place, &in_arena, &timesteps))
+    int buffer, in_arena;
+    if (!PyArg_ParseTuple(args, "OipO", &returning, &buffer, &in_arena, &timesteps))
         return NULL;
     if (PyObject_SetAttr(self->journal, name_returning, returning) < 0 ||
         PyObject_SetAttr(self->statistics, name_timesteps, timesteps) < 0)
         return NULL;
     memset(self->phases, self->idle, self->count);
-    memset(self->places, place, self->count);
+    memset(self->buffers, buffer, self->count);
     memset(self->in_arena, in_arena, self->count);
     Py_RETURN_NONE;
 }
@@ -1452,7 +1452,7 @@ static const struct {
     const char *text;
 } names[] = {
     {&name_step, "step"},
-    {&name_step_place, "step_place"},
+    {&name_step_buffer, "step_buffer"},
     {&name_fields, "_fields"},
     {&name_abnormal, "abnormal"},
     {&name_nbytes, "nbytes"},

@@ -247,7 +247,7 @@ class EnvTimeout(EnvFailure, TimeoutError):
     Attributes:
         limit_s: the limit, in seconds.
         stacks: where it was: the stacks of all threads of its host, as `faulthandler` writes them
-            (in line: that of the env). What else is known of the process if it does not give them;
+            (inline: that of the env). What else is known of the process if it does not give them;
             empty where nothing can be told.
     """
 

@@ -331,10 +331,10 @@ def n_hosts_of(config: ManagerConfig) -> int | None:
 
 
 def _gathering_some(
-    config: ManagerConfig, batches: Sequence[Batch], *, in_line: bool
+    config: ManagerConfig, batches: Sequence[Batch], *, inline: bool
 ) -> ManagerConfig:
     """Return a config for batched envs that give the results of some rows at a time."""
-    if not in_line:
+    if not inline:
         raise ConfigError(
             f"manager.type is {config.type}, but a BatchedEnvSpec has a batch_size: its env works "
             "while nobody waits for it, and is driven by the trainer's own thread. Use type: base"
@@ -349,14 +349,14 @@ def _gathering_some(
 
 
 def with_batches(
-    config: ManagerConfig, factories: Sequence[EnvFactory], *, in_line: bool
+    config: ManagerConfig, factories: Sequence[EnvFactory], *, inline: bool
 ) -> ManagerConfig:
     """Return a config for envs some of which are rows of batched envs, which share a host.
 
     Args:
         config: as it was given.
         factories: of all envs.
-        in_line: they run in the caller's thread.
+        inline: they run in the caller's thread.
 
     Raises:
         ConfigError: a batched env lacks rows, or what the config asks for cannot be had with them.
@@ -397,7 +397,7 @@ def with_batches(
             f"with that env_fn names {n_units} envs. Give 1 to {n_units}, or null."
         )
     if any(batch.batch_size for batch in batches):
-        config = _gathering_some(config, batches, in_line=in_line)
+        config = _gathering_some(config, batches, inline=inline)
     # Rows that are stepped together wait for each other's resets in any case.
     together = not all(batch.partial_steps for batch in batches)
     inplace = config.reset_inplace or (together and config.auto_reset)

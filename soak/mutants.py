@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import random
 import resource
@@ -41,10 +42,9 @@ CPU_LIMIT_S = {"unit": (15.0, 0.03), "property": (120.0, 0.0), "contract": (60.0
 TEST_LIMIT_S = 60
 WAITS = 20
 """So many times its processor time a run may last: a mutant may keep off pytest's timeout, too."""
-CONTRACT_CASES = 2
-"""Contract tests are traced with so many of the cases of each function, drawn."""
 MOST_TESTS = {"unit": 300, "property": 10, "contract": 60}
 """A line that more tests run is met by so many of them, drawn with the seed, of as many kinds."""
+UNMET = "no test runs it"
 
 
 # -- which tests run what -------------------------------------------------------------------------
@@ -89,14 +89,24 @@ class Runs:
         return sorted(list(kept)[:most], key=lambda test: (self.n_lines[test], test))
 
 
-def runs_of(root: Path, suite: str, out: Path) -> Runs:
-    """Return which lines the tests of a suite run; from `out`, or after a run under a tracer."""
+def runs_of(root: Path, suite: str, out: Path, files: Sequence[str], cases: int) -> Runs:
+    """Return which lines the tests of a suite run; from `out`, or after a run under a tracer.
+
+    Args:
+        root: the checkout.
+        suite: a folder of tests.
+        out: a folder with what was found before, or for it.
+        files: of the suite, as patterns; all if there are none.
+        cases: of each function of the contract suite so many are traced.
+    """
     if not (out / suite).is_dir():
         (out / suite).mkdir(parents=True)
+        folder = root / "tests" / suite
+        found = sorted({str(file) for pattern in files for file in folder.glob(pattern)})
+        tests = ["-p", "lines", *(found or [f"tests/{suite}"])]
         environ = {"LINES_OUT": str((out / suite).resolve()), "LINES_OF": str(root / "envmgr")}
         environ["SHARE_OF_EXAMPLES"] = "0.1"  # what those do not run is run by chance
-        environ["LINES_CASES"] = str(CONTRACT_CASES if suite == "contract" else 0)
-        tests = [f"tests/{suite}", "-p", "lines"]
+        environ["LINES_CASES"] = str(cases if suite == "contract" else 0)
         subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "--tb=no", *_options(600), *tests],
             cwd=root,
@@ -234,7 +244,13 @@ class Copy:
         os.utime(self._folder / path, (self._time, self._time))
 
     def killed_by(
-        self, mutant: Mutant, runs: dict[str, Runs], draw: random.Random, *, whole: bool
+        self,
+        mutant: Mutant,
+        runs: dict[str, Runs],
+        draw: random.Random,
+        most: dict[str, int],
+        *,
+        whole: bool,
     ) -> tuple[str, str]:
         """Return which suite kills a mutant, and the test; "" for none, and how many were run."""
         source = (self._root / mutant.path).read_bytes()
@@ -242,7 +258,7 @@ class Copy:
         n_tests = 0
         try:
             for suite, of_suite in runs.items():
-                tests = of_suite.of(mutant, MOST_TESTS[suite], draw)
+                tests = of_suite.of(mutant, most[suite], draw)
                 n_tests += len(tests)
                 test = self._failed(suite, tests) if tests else ""
                 if not test and whole:
@@ -250,7 +266,7 @@ class Copy:
                     test = test and f"ONLY BY THE WHOLE SUITE {test}"
                 if test:
                     return suite, test
-            return "", f"{n_tests} tests run it"
+            return "", f"{n_tests} tests run it" if n_tests else UNMET
         finally:
             self.write(mutant.path, source)
 
@@ -281,6 +297,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--examples", type=float, default=1.0, help="share of the examples of property machines"
     )
+    parser.add_argument(
+        "--files", default="", help="of the suites, to choose tests from: test_forms.py,test_s*.py"
+    )
+    parser.add_argument(
+        "--cases", type=int, default=2, help="of each contract test so many are traced, drawn"
+    )
+    parser.add_argument(
+        "--most", type=int, default=MOST_TESTS["contract"], help="contract tests for one mutant"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no mutant later than that"
+    )
     parser.add_argument("--only", help="of those drawn, by number: 3,17")
     parser.add_argument("--out", type=Path, help="a JSON file to keep the result in")
     parser.add_argument("--name", default="now", help="of the state of the code, in that file")
@@ -297,11 +325,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(drawn)} of {len(every)} mutants, seed {options.seed}", flush=True)
     only = [int(one) for one in options.only.split(",")] if options.only else range(len(drawn))
     killed: Counter[str] = Counter()
-    survivors = []
+    survivors, n_run, n_unmet = [], 0, 0
+    until = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory() as temporary:
         lines = options.lines or Path(temporary) / "lines"
         suites = options.suites.split(",")
-        runs = {suite: runs_of(root, suite, lines) for suite in suites}
+        files = options.files.split(",") if options.files else []
+        runs = {suite: runs_of(root, suite, lines, files, options.cases) for suite in suites}
+        most = MOST_TESTS | {"contract": options.most}
         os.environ["SHARE_OF_EXAMPLES"] = str(options.examples)
         copy = Copy(root, Path(temporary) / "copy")
         preload()
@@ -309,9 +340,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"fails without a mutant: {failed}")
             return 1
         for number in only:
+            if time.monotonic() > until:
+                break
             mutant, began_s = drawn[number], _cpu_s()
-            suite, how = copy.killed_by(mutant, runs, draw, whole=options.whole)
+            suite, how = copy.killed_by(mutant, runs, draw, most, whole=options.whole)
             killed[suite] += 1
+            n_run += 1
+            n_unmet += how == UNMET
             old = (root / mutant.path).read_bytes()[mutant.begin : mutant.end].decode()
             text = f"{mutant.path}:{mutant.line} {mutant.operator}: {old} -> {mutant.new}"
             print(
@@ -321,12 +356,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not suite:
                 survivors.append(text)
     for suite in (*runs, ""):
-        print(f"{suite or 'survived':10} {killed[suite]:4} {killed[suite] / len(only):6.1%}")
+        print(f"{suite or 'survived':10} {killed[suite]:4} {killed[suite] / max(n_run, 1):6.1%}")
+    print(f"of these   {n_unmet:4} that none of the tests runs")
     if options.out:
         kept: dict[str, Any] = {"paths": options.paths, "seed": options.seed, "of": len(every)}
         kept |= {"killed": {suite: killed[suite] for suite in runs}, "survivors": survivors}
+        kept |= {"drawn": n_run, "unmet": n_unmet, "date": time.strftime("%Y-%m-%d")}
         results = json.loads(options.out.read_text()) if options.out.exists() else {}
-        results[options.name] = {**kept, "drawn": len(only), "date": time.strftime("%Y-%m-%d")}
+        results[options.name] = kept
         options.out.write_text(json.dumps(results, indent=2) + "\n")
     return 0
 

@@ -91,9 +91,14 @@ def mutants_part(results: dict[str, Any]) -> str:
     suites = list(dict.fromkeys(suite for one in results.values() for suite in one["killed"]))
     rows = [["code", "mutants", *(f"killed by {suite} tests" for suite in suites), "survived"]]
     for name, one in results.items():
-        counts = [one["killed"].get(suite, 0) for suite in suites]
-        counts.append(one["drawn"] - sum(counts))
-        shares = [f"{count} ({count / one['drawn']:.1%})" for count in counts]
+        killed = one["killed"]
+        left = one["drawn"] - sum(killed.values())
+        counts = [*(killed.get(suite) for suite in suites), left]
+        shares = [
+            "-" if count is None else f"{count} ({count / one['drawn']:.1%})" for count in counts
+        ]
+        if one.get("unmet"):
+            shares[-1] += f", of which {one['unmet']} on lines that none of the tests runs"
         drawn = f"{one['drawn']} of {one['of']}, seed {one['seed']}, {one['date']}"
         rows.append([f"{name}: {', '.join(one['paths'])}", drawn, *shares])
     return "\n\n".join(
@@ -101,8 +106,9 @@ def mutants_part(results: dict[str, Any]) -> str:
             "## Mutants",
             "Written by `soak/mutants.py --out docs/reliability/mutants.json --name NAME`: how "
             "much of what is wrong the tests find. Each suite runs on what those before it have "
-            f"left; those that survived are in [{MUTANTS}](reliability/{MUTANTS}). [How they are "
-            "drawn and run](../soak/README.md#mutants).",
+            "left (- is a suite that was not run); those that survived are in "
+            f"[{MUTANTS}](reliability/{MUTANTS}). [How they are drawn and run]"
+            "(../soak/README.md#mutants).",
             table(rows),
         ]
     )

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED
-from envmgr.wire.arenas import Placement, place_arrays
+from envmgr.env.contract import ENDING_GIVEN, TERMINATED, TRUNCATED
+from envmgr.wire.arenas import Placement, buffer_arrays
 from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
@@ -55,38 +55,38 @@ class Batch:
 
 
 @dataclass
-class Seat:
+class EnvRow:
     """One env's row of the block.
 
     Attributes:
         placement: where its observations go.
-        places: those of its observations.
+        buffers: those of its observations.
         taken: the token of the step that it has taken last.
         ordered: the token of the reset that it was ordered last.
-        step_place: where its next observation of a step goes.
-        reset_place: likewise, of a reset.
+        step_buffer: where its next observation of a step goes.
+        reset_buffer: likewise, of a reset.
     """
 
     placement: Placement
-    places: Any
+    buffers: Any
     taken: int
     ordered: int
-    step_place: int
-    reset_place: int
+    step_buffer: int
+    reset_buffer: int
 
     @property
     def row(self) -> int:
         """Its row."""
         return self.placement.row
 
-    def next_place(self, *, of_reset: bool) -> int:
-        """Return the place that an observation takes."""
-        place = self.reset_place if of_reset else self.step_place
+    def next_buffer(self, *, of_reset: bool) -> int:
+        """Return the buffer that an observation takes."""
+        buffer = self.reset_buffer if of_reset else self.step_buffer
         if of_reset:
-            self.reset_place = self.placement.places.after(place)
+            self.reset_buffer = self.placement.buffers.after(buffer)
         else:
-            self.step_place = self.placement.places.after(place)
-        return place
+            self.step_buffer = self.placement.buffers.after(buffer)
+        return buffer
 
 
 @dataclass
@@ -95,7 +95,7 @@ class HostInBlock:
 
     Attributes:
         index: which of the manager's hosts it is.
-        seats: by env_id.
+        rows: by env_id.
         batches: steps that it has not answered.
         posted: the step or the reset that was posted last for an env, by env_id: an automatic reset
             answers a step, too.
@@ -104,7 +104,7 @@ class HostInBlock:
     """
 
     index: int
-    seats: dict[int, Seat] = field(default_factory=dict)
+    rows: dict[int, EnvRow] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
     posted: dict[int, Message] = field(default_factory=dict)
     plans: dict[int, ResetRequest] = field(default_factory=dict)
@@ -137,10 +137,10 @@ class FakeBlock:
 
     # -- who is where -----------------------------------------------------------------------
 
-    def seat(self, host: HostInBlock, env_id: int, placement: Placement) -> None:
+    def add_row(self, host: HostInBlock, env_id: int, placement: Placement) -> None:
         """An env is told where its row is."""
         plan = placement.block
-        (places,) = place_arrays(self._memory, placement)
+        (buffers,) = buffer_arrays(self._memory, placement)
         taken = ordered = 0
         if plan is not None:
             if self.block is None:
@@ -148,13 +148,13 @@ class FakeBlock:
             self.block.sleeping[host.index] = 1  # for good: it looks when it is rung
             taken = int(self.block.requests[placement.row])
             ordered = int(self.block.reset_requests[placement.row])
-        first = placement.step_place, placement.reset_place
-        seat = Seat(placement, places, taken, ordered, *first)
-        host.seats[env_id] = seat
+        first = placement.step_buffer, placement.reset_buffer
+        env_row = EnvRow(placement, buffers, taken, ordered, *first)
+        host.rows[env_id] = env_row
 
     def leave(self, host: HostInBlock, env_id: int) -> None:
         """An env is closed, and answers nothing any more."""
-        host.seats.pop(env_id, None)
+        host.rows.pop(env_id, None)
         host.posted.pop(env_id, None)
         for batch in list(host.batches):
             self._answered(host, batch, env_id)
@@ -167,11 +167,11 @@ class FakeBlock:
         if block is None:
             return
         batch = Batch(int(block.posted[host.index]), {})
-        for env_id, seat in sorted(host.seats.items()):
-            token = int(block.requests[seat.row])
-            if seat.placement.block is not None and token != seat.taken:
-                seat.taken = token
-                action = [leaf[seat.row].tolist() for leaf in block.actions]
+        for env_id, env_row in sorted(host.rows.items()):
+            token = int(block.requests[env_row.row])
+            if env_row.placement.block is not None and token != env_row.taken:
+                env_row.taken = token
+                action = [leaf[env_row.row].tolist() for leaf in block.actions]
                 batch.requests[env_id] = Message(
                     Op.STEP, env_id, *request_of(token), block.plan.actions.unflatten(action)
                 )
@@ -188,10 +188,10 @@ class FakeBlock:
             yield from self._ordered(block, host)
 
     def _ordered(self, block: Block, host: HostInBlock) -> Iterator[Message]:
-        for env_id, seat in sorted(host.seats.items()):
-            token = int(block.reset_requests[seat.row])
-            if seat.placement.block is not None and token != seat.ordered:
-                seat.ordered = token
+        for env_id, env_row in sorted(host.rows.items()):
+            token = int(block.reset_requests[env_row.row])
+            if env_row.placement.block is not None and token != env_row.ordered:
+                env_row.ordered = token
                 order = host.plans[env_id]._replace(seed=None)
                 request = Message(Op.RESET, env_id, *request_of(token), order)
                 host.posted[env_id] = request
@@ -216,39 +216,39 @@ class FakeBlock:
 
     def write(self, host: HostInBlock, message: Message, now: float) -> None:
         """Write a reply that the block has room for; the env may have been closed meanwhile."""
-        block, seat = self.block, host.seats.get(message.env_id)
-        if block is None or seat is None or not host.answers_posted(message):
+        block, env_row = self.block, host.rows.get(message.env_id)
+        if block is None or env_row is None or not host.answers_posted(message):
             return
         block.since[host.index] = now
-        block.running[host.index] = seat.row + 1 if message.op == Op.BEGAN else 0
+        block.running[host.index] = env_row.row + 1 if message.op == Op.BEGAN else 0
         if message.op == Op.STEPPED:
-            self._write_step(block, seat, message.payload)
-            block.replies[seat.row] = seat.taken
+            self._write_step(block, env_row, message.payload)
+            block.replies[env_row.row] = env_row.taken
             self.sent(host, message)
         elif message.op == Op.RESET_DONE:
             obs, info = message.payload
-            flags = self._write_info(block.reset_infos, seat, info)
-            block.reset_flags[seat.row] = flags | self._observe(seat, obs, of_reset=True)
-            block.resets[seat.row] = token_of(message.generation, message.request_id)
+            flags = self._write_info(block.reset_infos, env_row, info)
+            block.reset_flags[env_row.row] = flags | self._observe(env_row, obs, of_reset=True)
+            block.resets[env_row.row] = token_of(message.generation, message.request_id)
             self._wake_parent()
 
-    def _write_step(self, block: Block, seat: Seat, payload: Any) -> None:
+    def _write_step(self, block: Block, env_row: EnvRow, payload: Any) -> None:
         obs, reward, done, info, after = payload
         ending, info = _told(info)
         kind = kind_of_reward(reward) or 0
-        flags = self._observe(seat, obs, of_reset=False) | ending << ENDING_SHIFT
+        flags = self._observe(env_row, obs, of_reset=False) | ending << ENDING_SHIFT
         flags |= int(after) << AFTER_SHIFT | kind << REWARD_SHIFT | (DONE if done else 0)
         if kind < FIRST_WIDE:
-            block.rewards[seat.row] = np.asarray(reward).item()
+            block.rewards[env_row.row] = np.asarray(reward).item()
         else:
-            block.wide_rewards[seat.row, : len(reward)] = reward
-        block.flags[seat.row] = flags | self._write_info(block.infos, seat, info)
+            block.wide_rewards[env_row.row, : len(reward)] = reward
+        block.flags[env_row.row] = flags | self._write_info(block.infos, env_row, info)
 
-    def _write_info(self, column: Any, seat: Seat, info: Any) -> int:
+    def _write_info(self, column: Any, env_row: EnvRow, info: Any) -> int:
         data = self._encoded(info)
         if not data:
             return 0
-        column[seat.row, : len(data)] = memoryview(data)
+        column[env_row.row, : len(data)] = memoryview(data)
         return HAS_INFO
 
     def _encoded(self, info: Any) -> bytes | None:
@@ -256,26 +256,26 @@ class FakeBlock:
             return None
         return self._encoder.encode(info) if info else b""
 
-    def _observe(self, seat: Seat, obs: Any, *, of_reset: bool) -> int:
-        """Put an observation into the arena; return its place."""
-        place = seat.next_place(of_reset=of_reset)
+    def _observe(self, env_row: EnvRow, obs: Any, *, of_reset: bool) -> int:
+        """Put an observation into the arena; return its buffer."""
+        buffer = env_row.next_buffer(of_reset=of_reset)
         self.observations.append(obs)
-        seat.places[place] = len(self.observations) - 1
-        return place
+        env_row.buffers[buffer] = len(self.observations) - 1
+        return buffer
 
     def placed(self, host: HostInBlock, message: Message) -> Message:
         """Return a reply by message as it arrives: its observation is in the arena."""
-        seat, payload = host.seats.get(message.env_id), message.payload
+        env_row, payload = host.rows.get(message.env_id), message.payload
         lengths: dict[int, int] = {Op.STEPPED: 5, Op.RESET_DONE: 2}
         length = lengths.get(message.op)
         if type(payload) is not tuple or len(payload) != length:
             return message
-        if seat is None:  # the reply has the observation itself
+        if env_row is None:  # the reply has the observation itself
             self.observations.append(payload[0])
             leaf = bytearray(np.array(len(self.observations) - 1).data)
             return message._replace(payload=([leaf], *payload[1:]))
-        place = self._observe(seat, payload[0], of_reset=message.op == Op.RESET_DONE)
-        return message._replace(payload=(place, *payload[1:]))
+        buffer = self._observe(env_row, payload[0], of_reset=message.op == Op.RESET_DONE)
+        return message._replace(payload=(buffer, *payload[1:]))
 
     # -- rings ------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ def _told(info: Any) -> tuple[int, Any]:
     """Return how an info says that the episode ended, and what else is in it."""
     if type(info) is not dict or not {"terminated", "truncated"} <= info.keys():
         return 0, info
-    ending = TOLD | (TERMINATED if info["terminated"] else 0)
+    ending = ENDING_GIVEN | (TERMINATED if info["terminated"] else 0)
     ending |= TRUNCATED if info["truncated"] else 0
     left = {key: value for key, value in info.items() if key not in ("terminated", "truncated")}
     return ending, left

@@ -283,7 +283,7 @@ class FakeTransport(Transport):
             for env_id in host.env_ids if message.op == Op.ADOPT else [message.env_id]:
                 shared.leave(in_block, env_id)
         if message.op in (Op.ATTACH, Op.ADOPT) and message.payload is not None:
-            shared.seat(in_block, message.env_id, message.payload)
+            shared.add_row(in_block, message.env_id, message.payload)
 
     @property
     def has_block(self) -> bool:
@@ -429,15 +429,15 @@ class UnkillableTransport(FakeTransport):
         """Have all hosts that were killed write all they can, with the tokens that they find."""
         block = None if self.shared is None else self.shared.block
         for host in (self.hosts[host_id] for host_id in self.killed):
-            for seat in host.in_block.seats.values() if block is not None else ():
-                row = seat.row
+            for env_row in host.in_block.rows.values() if block is not None else ():
+                row = env_row.row
                 block.replies[row] = block.resets[row] = block.requests[row]
-                if block.reset_requests[row] != seat.ordered:
+                if block.reset_requests[row] != env_row.ordered:
                     block.resets[row] = block.reset_requests[row]
                 block.flags[row] = block.reset_flags[row] = 0xFFFF
                 block.rewards[row] = block.wide_rewards[row] = 99.0
                 block.infos[row] = block.reset_infos[row] = 0xFF
-                seat.places[seat.next_place(of_reset=False)] = -1
+                env_row.buffers[env_row.next_buffer(of_reset=False)] = -1
                 index = host.in_block.index
                 block.running[index], block.since[index] = row + 1, self.clock()
                 block.finished[index] = block.posted[index]

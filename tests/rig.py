@@ -21,6 +21,7 @@ from envmgr.core import (
     Supervisor,
 )
 from envmgr.core.engine import Engine, Gather
+from envmgr.core.journal import CallJournal
 from envmgr.core.submit import submit_calls
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
@@ -107,7 +108,9 @@ class Rig:
             spare_num=spare_num,
             caps=caps,
         )
-        self.supervisor = Supervisor(self.hosts, EpisodeRules(**rules), policy or FailurePolicy())
+        self.supervisor = Supervisor(
+            self.hosts, EpisodeRules(**rules), policy or FailurePolicy(), CallJournal()
+        )
         self.engine = Engine(self.supervisor, self.transport, self.clock, background=False)
 
     # -- the whole --------------------------------------------------------------------------
@@ -329,7 +332,7 @@ class Rig:
 
     def ready(self) -> list[int]:
         """Return the envs that take an action now."""
-        return self.supervisor.ready_ids()
+        return self.supervisor.table.ready_ids()
 
     def identity_holds(self) -> bool:
         """Whether every accepted action is accounted for, exactly once."""

@@ -26,29 +26,29 @@ from envmgr.core.replies import (
 )
 from envmgr.core.statistics import Statistics
 from envmgr.core.table import NOBODY, Selection, Selections
-from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
+from envmgr.env.contract import ENDING_GIVEN, TERMINATED, TRUNCATED, info_of
 from envmgr.hot import hot
 from envmgr.spaces import ValueMismatchError, indexed
 from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.wire.block import (
     AFTER_BITS,
+    BUFFER_BITS,
     DONE,
     ENDING_BITS,
+    ENDING_GIVEN_BIT,
     ENDING_SHIFT,
     HAS_INFO,
-    LATE,
-    LATE_END,
+    NEXT_STEP_END,
     ORDINARY_BITS,
-    PLACE_BITS,
     PLAIN_END,
     PLAIN_END_BITS,
     RESETS,
+    RESETS_IN_NEXT_STEP,
     REWARD_BITS,
     REWARD_SHIFT,
-    TOLD_BIT,
     Block,
 )
-from envmgr.wire.info_columns import OF_STEPS, InfoColumns, columns_of, without
+from envmgr.wire.info_columns import OF_STEPS, InfoColumns, columns_of, without_ends
 from envmgr.wire.info_forms import RecordBatch
 from envmgr.wire.rewards import FIRST_WIDE, FITS_ALL, restored
 
@@ -208,7 +208,7 @@ class Collected:
     Args:
         ids: whose they are.
         selection: those of them whose replies are in the block; None if there are none.
-        places: the place that all of their observations are in, or bytes with one for each.
+        buffers: the buffer that all of their observations are in, or bytes with one for each.
         remarks: what else they say.
         kept: the other timesteps, by env_id.
         n_before: timesteps delivered since launch, before these.
@@ -228,6 +228,7 @@ class Collected:
     __slots__ = (
         "arena",
         "block",
+        "buffers",
         "count",
         "endings",
         "fate",
@@ -237,7 +238,6 @@ class Collected:
         "n_before",
         "n_episodes",
         "odd",
-        "places",
         "remarks",
         "result",
         "selection",
@@ -247,7 +247,7 @@ class Collected:
         self,
         ids: Sequence[int],
         selection: Selection | None,
-        places: Any,
+        buffers: Any,
         remarks: Remarks,
         kept: Mapping[int, EnvTimestep],
         n_before: int,
@@ -258,7 +258,7 @@ class Collected:
         self.in_c = in_c
         self.ids = ids
         self.selection = selection
-        self.places = places
+        self.buffers = buffers
         self.remarks = remarks
         self.kept = kept
         self.count = len(ids)
@@ -396,20 +396,20 @@ class Collector:
         if type(said) is int:
             remarks = selection.ordinary.get(said) or self._remarks_of(selection, said)
             if remarks is not None:
-                place = said & PLACE_BITS
-                if texts is not None and self._misreads(texts, selection, place):
+                buffer = said & BUFFER_BITS
+                if texts is not None and self._misreads(texts, selection, buffer):
                     return None
-                args = selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
+                args = selection.ids, selection, buffer, remarks, _EMPTY, n_before, block, arena
                 return Collected(*args, in_c=in_c)
         elif said is not None:
-            place, usual, ends = said
+            buffer, usual, ends = said
             infos = self._infos_of_all(selection) if usual & HAS_INFO else None
             if infos is not None or not usual & HAS_INFO:
-                if texts is not None and self._misreads(texts, selection, place):
+                if texts is not None and self._misreads(texts, selection, buffer):
                     return None
                 remarks = Remarks(usual, selection.count, ends, infos=infos)
                 return Collected(
-                    selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
+                    selection.ids, selection, buffer, remarks, _EMPTY, n_before, block, arena
                 )
         ids, kept = selection.ids, _EMPTY
         if undelivered:
@@ -430,10 +430,10 @@ class Collector:
         found = selection.ordinary.get(raw) or self._looked_at(selection, raw)
         if found is None:
             return None
-        places, remarks = found
-        if texts is not None and self._misreads(texts, selection, places):
+        buffers, remarks = found
+        if texts is not None and self._misreads(texts, selection, buffers):
             return None
-        return Collected(ids, selection, places, remarks, kept, n_before, block, arena)
+        return Collected(ids, selection, buffers, remarks, kept, n_before, block, arena)
 
     def _remarks_of(self, selection: Selection, flags: int) -> Remarks | None:
         """Return what replies say that all have these flags; None if one has to be looked at."""
@@ -448,16 +448,16 @@ class Collector:
         infos = None if self._replies is None else self._replies.infos(selection)
         return None if infos is None or infos.odd else infos
 
-    def _misreads(self, texts: Arena | Arenas, selection: Selection, places: Any) -> bool:
+    def _misreads(self, texts: Arena | Arenas, selection: Selection, buffers: Any) -> bool:
         """Read the texts of observations; whether one makes no sense, whose env is `left` then."""
-        odd = texts.read_texts(selection.ids, places)
+        odd = texts.read_texts(selection.ids, buffers)
         if odd is not None:
             self.left = odd
         return odd is not None
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""
-        first, steps = raw[0] | raw[1] << 8, self._table.observed.places.steps
+        first, steps = raw[0] | raw[1] << 8, self._table.observed.buffers.steps
         bits, infos, replies = ORDINARY_BITS | REWARD_BITS, None, self._replies
         if replies is not None and raw[1::2].translate(None, _WITHOUT_INFO):
             infos = replies.infos(selection, raw)
@@ -466,10 +466,10 @@ class Collector:
             not first & ~bits
             and raw == raw[:2] * selection.count
             and (first <= ORDINARY_BITS or first >> REWARD_SHIFT in FITS_ALL)
-            and first & PLACE_BITS < steps
+            and first & BUFFER_BITS < steps
         ):
             remarks = _make_remarks((first, selection.count, _EMPTY, _EMPTY, infos))
-            said = first & PLACE_BITS, remarks
+            said = first & BUFFER_BITS, remarks
             if infos is None:
                 selection.ordinary[raw] = said
             return said
@@ -483,28 +483,31 @@ class Collector:
         steps: int,
         infos: RecordBatch | HandedBatch | None,
     ) -> tuple[Any, Remarks] | None:
-        usual, odd = first & TOLD_BIT, frozenset[int]()
+        usual, odd = first & ENDING_GIVEN_BIT, frozenset[int]()
         if infos is not None:
             usual, odd = usual | HAS_INFO, frozenset(infos.odd)
         if first >> REWARD_SHIFT in FITS_ALL:
             usual |= first & REWARD_BITS
-        plain_end, late_end = PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS
+        plain_end, next_step_end = (
+            PLAIN_END | usual & REWARD_BITS,
+            NEXT_STEP_END | usual & REWARD_BITS,
+        )
         plain_bits = PLAIN_END_BITS
         if infos is not None:
             plain_bits &= ~HAS_INFO  # without an info there is nothing else to an end, either
-        may_begin_with_step = self._table.may_begin_with_step
+        may_reset_in_next_step = self._table.may_reset_in_next_step
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
         waiting: list[int] = []
         for position, flag in _others(raw, range(usual, usual + steps), odd):
             env_id = selection.ids[position]
             bits = flag & plain_bits
-            is_end = bits == plain_end or (bits == late_end and may_begin_with_step(env_id))
-            is_plain = is_end and flag & PLACE_BITS < steps
+            is_end = bits == plain_end or (bits == next_step_end and may_reset_in_next_step(env_id))
+            is_plain = is_end and flag & BUFFER_BITS < steps
             is_plain = is_plain and not (position in odd and flag & HAS_INFO)
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
-            if self._reset_inplace and flag & DONE and flag & AFTER_BITS != LATE:
+            if self._reset_inplace and flag & DONE and flag & AFTER_BITS != RESETS_IN_NEXT_STEP:
                 if flag & AFTER_BITS != RESETS or self._has_spares:
                     self.left = env_id  # what follows is decided here
                     return None
@@ -513,8 +516,8 @@ class Collector:
         if waiting and (left := self._not_reset(waiting)):
             self.left = left[0]
             return None
-        places = raw[::2].translate(_PLACE_OF)  # they are in the lower bytes
-        where = one_of(places)
+        buffers = raw[::2].translate(_BUFFER_OF)  # they are in the lower bytes
+        where = one_of(buffers)
         return where, Remarks(usual, selection.count, specials, details, infos)
 
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
@@ -543,17 +546,17 @@ class Collector:
         timesteps: dict[int, EnvTimestep] = {}
         if selection is not None and block is not None and arena is not None:
             if collected.in_c is not None:
-                found = arena.rows_of(selection, collected.places)
+                found = arena.rows_of(selection, collected.buffers)
                 numbers = block.rewards[selection.rows].tolist()
-                told = _TOLD if collected.remarks.usual & TOLD_BIT else _UNTOLD
-                given = told if collected.remarks.infos is None else _infos_of(collected.remarks)
+                same = _NO_END if collected.remarks.usual & ENDING_GIVEN_BIT else _NO_INFO
+                given = same if collected.remarks.infos is None else _infos_of(collected.remarks)
                 timesteps = hot.timesteps(EnvTimestep, selection.ids, found, numbers, given)
                 observed.taken_in_c(selection, found)
                 self._deliver_in_c(collected, timesteps, in_arena=False)
                 return timesteps
             usual, count, specials, details, read = collected.remarks
-            places = collected.places
-            found = arena.rows_of(selection, places)
+            buffers = collected.buffers
+            found = arena.rows_of(selection, buffers)
             kind = usual >> REWARD_SHIFT
             rewards: list[Any] = (
                 restored(kind, block.reward_numbers(kind, selection.rows))
@@ -563,7 +566,7 @@ class Collector:
             infos: list[Any]
             if specials or read is not None:
                 infos = _infos_of(collected.remarks)
-            elif usual >> ENDING_SHIFT & TOLD:
+            elif usual >> ENDING_SHIFT & ENDING_GIVEN:
                 infos = [{"terminated": False, "truncated": False} for _ in range(count)]
             else:
                 infos = [{} for _ in range(count)]
@@ -576,7 +579,7 @@ class Collector:
                     rewards[position] = reward
             steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
             timesteps = dict(zip(selection.ids, steps, strict=True))
-            observed.taken_as_rows(selection, places, found)
+            observed.taken_as_rows(selection, buffers, found)
         if kept:
             timesteps = {i: kept[i] if i in kept else timesteps[i] for i in collected.ids}
         collected.result = timesteps
@@ -597,7 +600,7 @@ class Collector:
             return None
         usual, window, observed = remarks.usual, selection.window, self._table.observed
         arena = collected.arena
-        obs = None if arena is None else arena.batch(selection, collected.places)
+        obs = None if arena is None else arena.batch(selection, collected.buffers)
         if obs is None:  # they are of several layouts
             return None
         if collected.in_c is not None and window is not None:
@@ -617,7 +620,7 @@ class Collector:
                 terminated[at], truncated[at] = flag & _TERMINATED != 0, flag & _TRUNCATED != 0
             else:
                 terminated[at], truncated[at] = ends_of(bool(flag & DONE), remarks.details[at][0])
-        observed.taken_as_batch(selection, collected.places)
+        observed.taken_as_batch(selection, collected.buffers)
         ends = np.frombuffer(terminated, np.bool_), np.frombuffer(truncated, np.bool_)
         batch = _make_batch((selection.array, obs, rewards, *ends, BatchInfos(remarks)))
         collected.result = batch
@@ -635,7 +638,7 @@ class Collector:
         collected.n_episodes = statistics.episodes
         timesteps = collected.n_before + collected.count
         returning = Returning(collected, journal.caller)
-        collected.in_c.deliver(returning, collected.places, in_arena, timesteps)
+        collected.in_c.deliver(returning, collected.buffers, in_arena, timesteps)
         if self._has_spares or Phase.RESETTING in self._table.phases.column:
             self._go_on(collected)
 
@@ -701,14 +704,14 @@ _TERMINATED, _TRUNCATED = TERMINATED << ENDING_SHIFT, TRUNCATED << ENDING_SHIFT
 def _infos_of(remarks: Remarks) -> list[Any]:
     """Return the infos of timesteps, given what replies say."""
     usual, count, specials, details, read = remarks
-    told = usual >> ENDING_SHIFT & TOLD
+    has_ending = usual >> ENDING_SHIFT & ENDING_GIVEN
     if read is not None:
         infos = read.dicts()
-        if told:
+        if has_ending:
             for position, info in enumerate(infos):
                 if position not in specials:  # of which some may not say how episodes end
                     info["terminated"] = info["truncated"] = False
-    elif told:
+    elif has_ending:
         infos = [{"terminated": False, "truncated": False} for _ in range(count)]
     else:
         infos = [{} for _ in range(count)]
@@ -718,7 +721,7 @@ def _infos_of(remarks: Remarks) -> list[Any]:
     return infos
 
 
-_TOLD, _UNTOLD = {"terminated": False, "truncated": False}, dict[str, Any]()
+_NO_END, _NO_INFO = {"terminated": False, "truncated": False}, dict[str, Any]()
 """The infos of ordinary steps, of which each gets a copy: of envs that say how episodes end, and of
 those that do not."""
 
@@ -737,8 +740,8 @@ def _flag_of(info: Any, name: str, default: bool, done: bool) -> bool:
     if isinstance(info, dict):
         flag = info.get(name, default)
         return done and any(flag.values()) if isinstance(flag, dict) else bool(flag)
-    told = [part[name] for part in info if name in part] if isinstance(info, (list, tuple)) else []
-    return any(told) if told else default
+    given = [part[name] for part in info if name in part] if isinstance(info, (list, tuple)) else []
+    return any(given) if given else default
 
 
 class BatchInfos(Sequence[dict[str, Any]]):
@@ -786,7 +789,7 @@ class BatchInfos(Sequence[dict[str, Any]]):
         if read is None and not details:
             return InfoColumns({}, np.ones(len(self), np.bool_))
         if type(read) is RecordBatch and not any(details[k][0] for k in read.odd if k in details):
-            return without(read.columns())
+            return without_ends(read.columns())
         return columns_of(self._made())
 
     def rewards(self, numbers: npt.NDArray[np.float64]) -> list[Any]:
@@ -843,6 +846,6 @@ _POSTED = np.uint8(Phase.POSTED)
 _NO_REMARKS = Remarks(0, 0)
 _WITHOUT_INFO = bytes(byte for byte in range(256) if not byte << 8 & HAS_INFO)
 """The upper bytes of flags that say that there is no info."""
-_PLACE_OF = bytes(byte & PLACE_BITS for byte in range(256))
-_ODD_BITS = np.uint16(0xFFFF & ~TOLD_BIT)
+_BUFFER_OF = bytes(byte & BUFFER_BITS for byte in range(256))
+_ODD_BITS = np.uint16(0xFFFF & ~ENDING_GIVEN_BIT)
 """Without these a reply is not malformed: it is in the first place."""

@@ -237,8 +237,8 @@ class TimeLimits:
         """Whether a shared host goes on with steps although a request should have come first.
 
         Steps that are posted for it keep a host busy. Those that it takes before it looks at its
-        messages were posted before it was first found too late with one: after these, it counts
-        that it does not begin with the request.
+        messages were posted before it was first found to exceed a limit with one: after these, it
+        counts that it does not begin with the request.
 
         Args:
             group: the envs.
@@ -246,12 +246,12 @@ class TimeLimits:
             finished: what of that it was done with last.
             now: the moment.
         """
-        late = self._first_limited(group)
-        if late is None:
+        first = self._first_limited(group)
+        if first is None:
             return False
         order, first_posted = group.overdue
-        if order != max(late.request_id, late.order):
-            group.overdue = (max(late.request_id, late.order), posted)
+        if order != max(first.request_id, first.order):
+            group.overdue = (max(first.request_id, first.order), posted)
         elif first_posted == _PASSED:
             return True
         elif finished > first_posted:
@@ -267,7 +267,7 @@ class TimeLimits:
             return None  # it may be at something that has no limit
         return limited[0]
 
-    def _late_by_own(self, group: HostGroup, now: float) -> ManagedEnv | None:
+    def _timed_out_by_own(self, group: HostGroup, now: float) -> ManagedEnv | None:
         """Return an env that has exceeded a limit of its own, where nobody says what is run.
 
         It counts from when that was asked for, and what its host does for others counts, too.
@@ -278,40 +278,40 @@ class TimeLimits:
                 return env
         return None
 
-    def _late_in(self, group: HostGroup, now: float) -> ManagedEnv | None:
+    def _timed_out_in(self, group: HostGroup, now: float) -> ManagedEnv | None:
         """Return the env whose limit has passed in a shared host; else set the next deadline.
 
         While nothing is running, a host that has requests and stays silent exceeds the limit of
         the first of them: it counts from when the host could have begun with that.
         """
-        late = group.running or self._first_limited(group)
-        if late is None and self.own:
-            late = self._late_by_own(group, now)
-            if late is not None:
-                late.limit_s = self.of(late)
-                return late
-        if late is None:
+        env = group.running or self._first_limited(group)
+        if env is None and self.own:
+            env = self._timed_out_by_own(group, now)
+            if env is not None:
+                env.limit_s = self.of(env)
+                return env
+        if env is None:
             group.deadline = NEVER
-            if any(self.of(env) != NEVER for env in group.awaited()):
+            if any(self.of(other) != NEVER for other in group.awaited()):
                 # What has no limit may end without a word: look again, and count from then.
                 group.quiet_since = group.deadline = now + self._shortest_s
             return None
         if group.running is None:
-            group.deadline = max(group.quiet_since, late.since) + self.of(late)
+            group.deadline = max(group.quiet_since, env.since) + self.of(env)
         if group.deadline > now:
             return None
-        late.limit_s = self.of(late)
-        return late
+        env.limit_s = self.of(env)
+        return env
 
     # -- what is due --------------------------------------------------------------------------
 
-    def late_steps(self, now: float) -> list[int]:
+    def timed_out_steps(self, now: float) -> list[int]:
         """Return the envs whose posted steps have taken too long."""
         block, limit_s = self._block, self.step_s
         if block is None or limit_s is None or now < self.earliest:
             return []
-        late = self._under_way(block) & (self._since + limit_s <= now)
-        found: list[int] = late.nonzero()[0].tolist()
+        timed_out = self._under_way(block) & (self._since + limit_s <= now)
+        found: list[int] = timed_out.nonzero()[0].tolist()
         return found
 
     def _under_way(self, block: Block) -> Array:
@@ -330,8 +330,8 @@ class TimeLimits:
         Acting on one may change what is due for others of its group: ask `is_due` again.
 
         Args:
-            now: the moment of which `late_steps` was asked: what passes between two moments would
-                be late for neither, and `earliest` would not know of it.
+            now: the moment of which `timed_out_steps` was asked: what passes between two moments
+                would be found in neither, and `earliest` would not know of it.
         """
         envs = self._table.envs
         if now < self.earliest:
@@ -341,8 +341,8 @@ class TimeLimits:
             if group.deadline <= now:
                 if self._block is not None and group.takes_turns and not group.is_retired:
                     self._look(group, self._block)
-                late = self._late_in(group, now)
-                due += [] if late is None else [late]
+                env = self._timed_out_in(group, now)
+                due += [] if env is None else [env]
         moments = [*(s.deadline for s in envs), *(g.deadline for g in self._groups), self.turn_at]
         if self._block is not None and self.step_s is not None:
             posted = self._since[self._under_way(self._block)]

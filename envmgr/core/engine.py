@@ -146,7 +146,7 @@ class Call:
         """Make up for an interrupt, also if more of them come."""
         for _ in range(_PATIENCE):
             try:
-                if not self._lock._is_owned():  # type: ignore[attr-defined] # it was lent out
+                if not self._lock._is_owned():  # type: ignore[attr-defined] # it was released in a wait
                     self._lock.acquire()
                 if not self._engine.closing:
                     self._engine.recover()
@@ -425,12 +425,12 @@ class Owner(Attendant, Protocol):
         """Whether the code of envs runs in this thread."""
 
     def have_collected(self) -> None:
-        """Have what has arrived be applied. The lock is held, and lent."""
+        """Have what has arrived be applied. The lock is held, and released meanwhile."""
 
     def wait_beside(
         self, finished: Callable[[], bool], deadline: float, look_every_s: float, doing: str
     ) -> bool:
-        """Wait, as `Engine.wait_until` does. The lock is held, and lent."""
+        """Wait, as `Engine.wait_until` does. The lock is held, and released meanwhile."""
 
     def close_transport(self, grace_s: float) -> None:
         """Have the transport closed in this thread, and wait for that."""
@@ -651,7 +651,7 @@ class Engine:
     def see_to(
         self, finished: Callable[[], bool], look_every_s: float = math.inf, *, sleeps: bool = True
     ) -> bool:
-        """Wait for steps in the way that costs least, if there is one; in line, take them.
+        """Wait for steps in the way that costs least, if there is one; inline, take them.
 
         What happens in nearly every step costs as little as it can here. The trainer sleeps
         meanwhile, and runs with cold caches after it, as hosts do.
@@ -882,7 +882,7 @@ def unready(supervisor: Supervisor, env_ids: Sequence[int]) -> list[int]:
     """Return those of some envs that take no action now."""
     if len(env_ids) <= _FEW:
         return [env_id for env_id in env_ids if not supervisor.table.is_ready(env_id)]
-    ready = set(supervisor.ready_ids())
+    ready = set(supervisor.table.ready_ids())
     return [env_id for env_id in env_ids if env_id not in ready]
 
 
@@ -924,12 +924,13 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
             f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
             "recv() or step({}) first."
         )
-    late = [env_id for env_id, is_late in enumerate(supervisor.table.begins_with_step) if is_late]
-    if late:
+    in_next_step = [i for i, is_one in enumerate(supervisor.table.resets_in_next_step) if is_one]
+    if in_next_step:
         raise NothingReadyError(
-            f"the next episodes of envs {late} begin with the next step of the other rows of their "
-            "vector env, which are ready (autoreset mode NextStep): step those first. With "
-            "reset_inplace: true they begin at once, if the vector env can reset some of its rows."
+            f"the next episodes of envs {in_next_step} begin with the next step of the other rows "
+            "of their vector env, which are ready (autoreset mode NextStep): step those first. "
+            "With reset_inplace: true they begin at once, if the vector env can reset some of its "
+            "rows."
         )
     waiting = [  # some of them may still be under repair after a failure
         env.env_id
@@ -1031,7 +1032,7 @@ class Gather:
         if not outstanding:
             raise NothingReadyError(
                 "nothing is outstanding: send actions first, with step(actions) or send(actions)"
-                + ("" if supervisor.ready_ids() else _NONE_READY)
+                + ("" if supervisor.table.ready_ids() else _NONE_READY)
             )
         is_limited = deadline != math.inf  # and may have passed before anybody looks
         if not posts or is_limited or supervisor.table.any_repaired:

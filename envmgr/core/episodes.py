@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from envmgr.core.hosts import Hosts, await_own_reset, begin_with_step_of
+from envmgr.core.hosts import Hosts, await_own_reset, reset_in_step_of
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
@@ -17,7 +17,7 @@ from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
 from envmgr.types import EnvTimestep, Once, is_abnormal
-from envmgr.wire.block import AFTER_BITS, AFTER_SHIFT
+from envmgr.wire.block import AFTER_BITS, RESETS, RESETS_IN_NEXT_STEP
 from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetRequest, SavedEnv
 
 
@@ -29,7 +29,8 @@ class EnvRecord:
         state: as its user sees it.
         obs: what `ready_obs` shows, or would show.
         timestep: one that is not delivered yet; None if there is none.
-        doomed: as in `ManagedEnv`; so are all the others.
+        doomed: `failed_while_ready` of `ManagedEnv`, by its name in files of snapshots; all the
+            others have the names that they have there.
     """
 
     state: EnvState
@@ -135,8 +136,7 @@ def is_at_rest(table: EnvTable) -> bool:
     return idle == len(table.envs) and not table.unexecuted
 
 
-_RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
-_SOON, _LATE = (after << AFTER_SHIFT for after in _RESETS)
+_RESETS = (AfterStep.RESETS, AfterStep.RESETS_IN_NEXT_STEP)
 
 
 class Ending(NamedTuple):
@@ -171,7 +171,7 @@ class Episodes:
         hosts: Hosts,
         rules: EpisodeRules,
         statistics: Statistics,
-        spares: Spares | None = None,
+        spares: Spares | None,
     ) -> None:
         self._hosts = hosts
         self._table = hosts.table
@@ -196,7 +196,7 @@ class Episodes:
         if seed is None and env.new_generation and env.base_seed is not None:
             seed = derived_seed(env.base_seed, env.env_id, env.generation, env.episode)
         rules = self._rules
-        order = ResetRequest(
+        reset = ResetRequest(
             env.reset_params,
             seed,
             rules.dynamic_seed,
@@ -205,7 +205,7 @@ class Episodes:
             self.restorations.saved_for(env),
             env.episode + 1,
         )
-        self._hosts.request(env, Op.RESET, order, Change.RESET)
+        self._hosts.request(env, Op.RESET, reset, Change.RESET)
         env.has_plan = not env.is_spare
         if self._spares is not None:
             self._spares.is_reset(env)
@@ -233,15 +233,15 @@ class Episodes:
             return
         if self._rules.auto_reset:
             self._table.happened(env.env_id, Event.EPISODE_ENDED)
-            env.awaits_reset = self._rules.reset_inplace and after != AfterStep.RESETS_LATE
+            env.awaits_reset = self._rules.reset_inplace and after != AfterStep.RESETS_IN_NEXT_STEP
         else:
             self._table.happened(env.env_id, Event.EPISODE_ENDED_UNATTENDED)
         env.attended = self._rules.auto_reset
-        if after in _RESETS and self._hosts_begin:  # else nobody told it to
-            await_own_reset(self._hosts, env, late=after == AfterStep.RESETS_LATE)
+        if after in _RESETS and self._hosts_begin:  # else it does not know that it should
+            await_own_reset(self._hosts, env, in_next_step=after == AfterStep.RESETS_IN_NEXT_STEP)
         elif self._spares is not None and self._rules.auto_reset:
-            worn = after == AfterStep.WANTS_RECYCLING
-            self._spares.ended(env, self._await_new_host if worn else self.begin)
+            recycles = after == AfterStep.WANTS_RECYCLING
+            self._spares.ended(env, self._await_new_host if recycles else self.begin)
         elif after == AfterStep.WANTS_RECYCLING:
             self._await_new_host(env)
         elif self._rules.auto_reset:
@@ -262,10 +262,10 @@ class Episodes:
         for ending in endings:
             env_id, flag, episodes_done = ending
             after = flag & AFTER_BITS
-            if (after != _SOON and after != _LATE) or episodes_done >= episode_num:
+            if after not in (RESETS, RESETS_IN_NEXT_STEP) or episodes_done >= episode_num:
                 odd.append(ending)
                 continue
-            plain.append((env_id, episodes_done, after == _LATE))
+            plain.append((env_id, episodes_done, after == RESETS_IN_NEXT_STEP))
         self._table.episodes_ended(plain)
         return odd
 
@@ -319,7 +319,7 @@ class Episodes:
     def abandon(self, env: ManagedEnv, after: int) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""
         if after in _RESETS:  # the host has begun one by itself
-            await_own_reset(self._hosts, env, late=after == AfterStep.RESETS_LATE)
+            await_own_reset(self._hosts, env, in_next_step=after == AfterStep.RESETS_IN_NEXT_STEP)
             return
         self._hosts.settle(env)
         if after == AfterStep.WANTS_RECYCLING:
@@ -371,7 +371,7 @@ class ExplicitResets:
         statistics: where cancelled steps are counted.
         episodes: begins them.
         repair: brings envs back that have failed for good.
-        submitter: orders resets in the block.
+        submitter: posts resets in the block.
         spares: which may have been given seeds; None if there are none.
     """
 
@@ -394,9 +394,9 @@ class ExplicitResets:
         self._submitter = submitter
 
     @property
-    def _can_be_ordered(self) -> bool:
-        """Whether resets that hosts know of are ordered in the block, which is enough."""
-        # In line a message costs no more, and can be interrupted safely.
+    def _can_be_posted(self) -> bool:
+        """Whether resets that hosts know of are posted in the block, which is enough."""
+        # Inline a message costs no more, and can be interrupted safely.
         alone = self._hosts.transport.works_alone and self._spares is None
         return alone and self._submitter.posts and self._hosts.starts is None
 
@@ -415,10 +415,10 @@ class ExplicitResets:
                 those that were given before.
         """
         # Where all rows of a batched env are reset together, those are, too, that wait for a step.
-        begin_with_step_of(self._hosts, [i for i in params if not self._table.envs[i].resets_alone])
-        ordered = [i for i, given in params.items() if self._begin(self._table.envs[i], given)]
-        if ordered:
-            self._submitter.order_resets(ordered)
+        reset_in_step_of(self._hosts, [i for i in params if not self._table.envs[i].resets_alone])
+        posted = [i for i, given in params.items() if self._begin(self._table.envs[i], given)]
+        if posted:
+            self._submitter.post_resets(posted)
         if self._spares is not None:
             self._spares.reseed(self._episodes.begin)
 
@@ -440,7 +440,7 @@ class ExplicitResets:
             self._episodes.begin(env)
 
     def _begin(self, env: ManagedEnv, params: dict[str, Any] | None) -> bool:
-        """Begin the reset of one env; whether it is only to be ordered."""
+        """Begin the reset of one env; whether it is only to be posted."""
         self._hosts.look_after(env)
         restoring = self._episodes.restorations.forget(env.env_id)
         joins = params is None and env.new_seed is None and not restoring
@@ -458,7 +458,7 @@ class ExplicitResets:
             if env.host_id is None:
                 self._repair.forgive(env)
                 self._repair.bring_back(env)
-            elif joins and self._can_be_ordered and self._is_planned(env):
+            elif joins and self._can_be_posted and self._is_planned(env):
                 env.again = False
                 return True
             else:

@@ -533,7 +533,7 @@ class Renewals:
         hosts: Hosts,
         statistics: Statistics,
         episodes: Episodes,
-        spares: Spares | None = None,
+        spares: Spares | None,
     ) -> None:
         self._hosts = hosts
         self._table = hosts.table
@@ -646,7 +646,7 @@ class Repair:
         statistics: Statistics,
         episodes: Episodes,
         selections: Selections,
-        spares: Spares | None = None,
+        spares: Spares | None,
         *,
         auto_reset: bool,
     ) -> None:

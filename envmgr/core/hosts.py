@@ -23,15 +23,15 @@ from envmgr.wire.messages import UNANSWERED, Message, Op
 logger = logging.getLogger("envmgr")
 
 
-def await_own_reset(hosts: Hosts, env: ManagedEnv, *, late: bool) -> None:
+def await_own_reset(hosts: Hosts, env: ManagedEnv, *, in_next_step: bool) -> None:
     """Await the reset that the host of an env begins by itself: now, or with a step of others."""
     env.order = next(hosts.request_ids)
     hosts.await_reply(env, Change.RESET, env.request_id)  # another reply to the same request
-    if late:
+    if in_next_step:
         hosts.table.waits_for_step(env.env_id)
 
 
-def begin_with_step_of(hosts: Hosts, env_ids: Iterable[int]) -> None:
+def reset_in_step_of(hosts: Hosts, env_ids: Iterable[int]) -> None:
     """The episodes of others begin now that these envs take a step; can be done again."""
     table = hosts.table
     begun, limit_s = table.begun_with(env_ids), hosts.limits.of_phase(Phase.RESETTING)
@@ -45,7 +45,7 @@ def begin_with_step_of(hosts: Hosts, env_ids: Iterable[int]) -> None:
 def released(hosts: Hosts, env_id: int) -> None:
     """An env is let go of: who waited for its step may have no other to wait for."""
     if hosts.table.begins_alone(env_id):
-        begin_with_step_of(hosts, (env_id,))
+        reset_in_step_of(hosts, (env_id,))
 
 
 _LONG_PAUSE_S = 1.0

@@ -110,8 +110,8 @@ def build_envs(engine: Engine, *, same_spaces: bool) -> None:
         SpaceMismatchError, ConfigError: see `Supervisor`.
     """
     build_all(engine)
-    place = partial(engine.supervisor.place_observations, same_spaces=same_spaces)
-    engine.uninterrupted(place)
+    place_observations = partial(engine.supervisor.place_observations, same_spaces=same_spaces)
+    engine.uninterrupted(place_observations)
 
 
 def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:

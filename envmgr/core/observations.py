@@ -31,8 +31,8 @@ from envmgr.spaces import (
 )
 from envmgr.spaces.agents import lost_step
 from envmgr.types import EnvTimestep
-from envmgr.wire.arenas import COPIED, Placement, Places, place_arrays
-from envmgr.wire.block import PLACE_BITS
+from envmgr.wire.arenas import COPIED, Buffers, Placement, buffer_arrays
+from envmgr.wire.block import BUFFER_BITS
 
 STEPS = 2
 """Steps of its env that a view outlives."""
@@ -162,12 +162,12 @@ Rows = Any
 
 
 Where = int | bytes
-"""The one place that observations are in, or that of each of them."""
+"""The one buffer that observations are in, or that of each of them."""
 
 
-def one_of(places: bytes) -> Where:
-    """Return places as one, if they are."""
-    return places[0] if places.count(places[:1]) == len(places) else places
+def one_of(buffers: bytes) -> Where:
+    """Return buffers as one, if they are."""
+    return buffers[0] if buffers.count(buffers[:1]) == len(buffers) else buffers
 
 
 class RowsOfArena(Protocol):
@@ -177,7 +177,7 @@ class RowsOfArena(Protocol):
         ids: their numbers.
         rows: what indexes them.
         is_slice: whether they are neighbours.
-        arenas: their rows of the arenas, by place, as far as they were asked for; if they are.
+        arenas: their rows of the arenas, by buffer, as far as they were asked for; if they are.
     """
 
     ids: list[int]
@@ -204,32 +204,32 @@ class _Texts:
     """The texts of one leaf of an arena, which are read when their observations have arrived.
 
     Args:
-        bytes_of_all: the leaf (places, rows, bytes of a text).
+        bytes_of_all: the leaf (buffers, rows, bytes of a text).
         leaf: which.
 
     Attributes:
-        column: what was read: an array of objects (places, rows).
+        column: what was read: an array of objects (buffers, rows).
     """
 
     def __init__(self, bytes_of_all: Array, leaf: TextLeaf) -> None:
-        n_places, self._n_rows, self._nbytes = bytes_of_all.shape
+        n_buffers, self._n_rows, self._nbytes = bytes_of_all.shape
         self._memory = bytes_of_all.data.cast("B")
         self._read = TextReader(leaf).read_each
-        self.column = np.empty((n_places, self._n_rows), object)
+        self.column = np.empty((n_buffers, self._n_rows), object)
         self._flat = self.column.reshape(-1)
 
-    def read(self, ids: Sequence[int], places: Where) -> None:
+    def read(self, ids: Sequence[int], buffers: Where) -> None:
         """Read some of them; as `Arena.read_texts`.
 
         Raises:
             ValueMismatchError: the bytes of one make no sense; none was taken.
         """
         n, nbytes, flat = self._n_rows, self._nbytes, self._flat
-        if isinstance(places, int):
-            first = places * n
+        if isinstance(buffers, int):
+            first = buffers * n
             at = [first + row for row in ids]
         else:
-            at = [place * n + row for place, row in zip(places, ids, strict=True)]
+            at = [buffer * n + row for buffer, row in zip(buffers, ids, strict=True)]
         texts = self._read(self._memory, [where * nbytes for where in at])
         for where, text in zip(at, texts, strict=True):
             flat[where] = text
@@ -242,9 +242,9 @@ class Arena:
     observation is read, and only once: what makes no sense is found before it can do harm.
 
     Args:
-        arrays: per leaf (places, rows, *shape).
+        arrays: per leaf (buffers, rows, *shape).
         layout: of one observation.
-        places: of the places.
+        buffers: how many there are, of which kind.
         env_ids: whose rows they are.
         copies: whether observations are copied out of the arrays.
         guard: wraps views that are handed out; None leaves them.
@@ -257,7 +257,7 @@ class Arena:
         self,
         arrays: Sequence[Array],
         layout: Layout,
-        places: Places,
+        buffers: Buffers,
         env_ids: Sequence[int],
         *,
         copies: bool,
@@ -274,7 +274,7 @@ class Arena:
         self._arrays = arrays
         self._env_ids = env_ids
         self._guard = guard
-        self._by_place = [[array[place] for array in arrays] for place in range(places.count)]
+        self._by_buffer = [[array[buffer] for array in arrays] for buffer in range(buffers.count)]
         self._flat = [merged_axes(array) for array in arrays]
         self._copies = copies
         self._is_lone = type(layout.skeleton) is int
@@ -288,44 +288,44 @@ class Arena:
         odd = any(self._large) or any(self._pointlike)
         self._are_rows_of_a_copy = copies and self._is_lone and not odd
 
-    def read_texts(self, ids: Sequence[int], places: Where) -> int | None:
+    def read_texts(self, ids: Sequence[int], buffers: Where) -> int | None:
         """Read the texts among observations; what is handed out of them is what is read here.
 
         Args:
             ids: numbers of rows.
-            places: where.
+            buffers: in which of them.
 
         Returns:
             The env whose text makes no sense; None if all do.
         """
         try:
             for texts in self._texts:
-                texts.read(ids, places)
+                texts.read(ids, buffers)
         except ValueMismatchError:
             if len(ids) == 1:
                 return self._env_ids[ids[0]]
         else:
             return None
-        each = repeat(places) if isinstance(places, int) else places
-        found = (self.read_texts([i], place) for i, place in zip(ids, each, strict=False))
+        each = repeat(buffers) if isinstance(buffers, int) else buffers
+        found = (self.read_texts([i], buffer) for i, buffer in zip(ids, each, strict=False))
         return next((env_id for env_id in found if env_id is not None), None)
 
-    def rows_of(self, selection: RowsOfArena, places: Where) -> list[Any]:
+    def rows_of(self, selection: RowsOfArena, buffers: Where) -> list[Any]:
         """Return observations one by one, as `rows` does."""
-        if self._are_rows_of_a_copy and type(places) is int and selection.is_slice:
-            leaves = selection.arenas.get(places)  # the ordinary case, as in `batch`
-            return list(self.batch(selection, places) if leaves is None else leaves[0].copy())
-        return self.rows(selection.ids, selection.rows, places)
+        if self._are_rows_of_a_copy and type(buffers) is int and selection.is_slice:
+            leaves = selection.arenas.get(buffers)  # the ordinary case, as in `batch`
+            return list(self.batch(selection, buffers) if leaves is None else leaves[0].copy())
+        return self.rows(selection.ids, selection.rows, buffers)
 
-    def rows(self, ids: Sequence[int], rows: Rows, places: Where) -> list[Any]:
+    def rows(self, ids: Sequence[int], rows: Rows, buffers: Where) -> list[Any]:
         """Return observations one by one.
 
         Args:
             ids: numbers of rows.
             rows: the same, as an index.
-            places: where.
+            buffers: in which of them.
         """
-        leaves = [self._leaf_rows(j, ids, rows, places) for j in range(len(self._arrays))]
+        leaves = [self._leaf_rows(j, ids, rows, buffers) for j in range(len(self._arrays))]
         if self._guard is not None:
             wrap, env_ids = self._guard.wrap, self._env_ids
             leaves = [
@@ -336,47 +336,47 @@ class Arena:
             return leaves[0]
         return list(map(self._unflatten, zip(*leaves, strict=True)))
 
-    def _leaf_rows(self, j: int, ids: Sequence[int], rows: Rows, places: Where) -> list[Any]:
+    def _leaf_rows(self, j: int, ids: Sequence[int], rows: Rows, buffers: Where) -> list[Any]:
         if self._copies and not self._large[j]:
-            batch = self._leaf_batch(j, rows, places)
+            batch = self._leaf_batch(j, rows, buffers)
             if self._pointlike[j]:
                 return [batch[k, ...] for k in range(len(ids))]
             return list(batch)
-        if isinstance(places, int) and isinstance(rows, slice) and not self._pointlike[j]:
-            found = list(self._by_place[places][j][rows])
+        if isinstance(buffers, int) and isinstance(rows, slice) and not self._pointlike[j]:
+            found = list(self._by_buffer[buffers][j][rows])
         else:
-            each = [places] * len(ids) if isinstance(places, int) else places
+            each = [buffers] * len(ids) if isinstance(buffers, int) else buffers
             arena = self._arrays[j]
             if self._are_no_arrays[j]:
-                return [arena[place, i] for place, i in zip(each, ids, strict=True)]
-            found = [arena[place, i, ...] for place, i in zip(each, ids, strict=True)]
+                return [arena[buffer, i] for buffer, i in zip(each, ids, strict=True)]
+            found = [arena[buffer, i, ...] for buffer, i in zip(each, ids, strict=True)]
         return [view.copy() for view in found] if self._copies else found
 
-    def batch(self, selection: RowsOfArena, places: Where) -> Any:
+    def batch(self, selection: RowsOfArena, buffers: Where) -> Any:
         """Return observations as one batch: per leaf (k, *shape), nested as the space.
 
         A view of the arena if nothing is to be copied and it is one slice of it; else a copy.
 
         Args:
             selection: the rows.
-            places: where.
+            buffers: in which of them.
         """
         rows = selection.rows
         if self._are_objects:
-            return objects(self.rows(selection.ids, rows, places))
-        if type(places) is int and selection.is_slice:
-            leaves = selection.arenas.get(places)
+            return objects(self.rows(selection.ids, rows, buffers))
+        if type(buffers) is int and selection.is_slice:
+            leaves = selection.arenas.get(buffers)
             if leaves is None:
-                leaves = [arena[rows] for arena in self._by_place[places]]
-                selection.arenas[places] = leaves
+                leaves = [arena[rows] for arena in self._by_buffer[buffers]]
+                selection.arenas[buffers] = leaves
             if self._copies and self._is_lone:
                 return leaves[0].copy()
             copies = self._copies
             leaves = [leaf.copy() for leaf in leaves] if copies else self._shown(leaves, rows)
         elif self._is_lone:
-            return self._leaf_batch(0, rows, places)
+            return self._leaf_batch(0, rows, buffers)
         else:
-            leaves = [self._leaf_batch(j, rows, places) for j in range(len(self._arrays))]
+            leaves = [self._leaf_batch(j, rows, buffers) for j in range(len(self._arrays))]
         return leaves[0] if self._is_lone else self._unflatten(leaves)
 
     def _shown(self, leaves: Sequence[Array], rows: slice) -> list[Array]:
@@ -387,14 +387,14 @@ class Arena:
             for leaf, is_text in zip(leaves, self._are_texts, strict=True)
         ]
 
-    def _leaf_batch(self, j: int, rows: Rows, places: Where) -> Array:
-        if not isinstance(places, int):
+    def _leaf_batch(self, j: int, rows: Rows, buffers: Where) -> Array:
+        if not isinstance(buffers, int):
             ids = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-            each = np.frombuffer(places, np.uint8).astype(np.intp)
+            each = np.frombuffer(buffers, np.uint8).astype(np.intp)
             where = each * self._arrays[j].shape[1] + ids
             batch: Array = self._flat[j].take(where, axis=0)
             return batch
-        arena: Array = self._by_place[places][j]
+        arena: Array = self._by_buffer[buffers][j]
         if not isinstance(rows, slice):
             taken: Array = arena.take(rows, axis=0)
             return taken
@@ -426,31 +426,31 @@ class Arenas:
         self._known: dict[tuple[int, ...], list[_Part]] = {}
         self.has_texts = any(entry is not None and entry[0].has_texts for entry in arena_of)
 
-    def read_texts(self, ids: Sequence[int], places: Where) -> int | None:
+    def read_texts(self, ids: Sequence[int], buffers: Where) -> int | None:
         """Read the texts among observations; as `Arena.read_texts`."""
         for part in self._parts(ids):
-            odd = part.arena.read_texts(part.ids, _places_of(part, places))
+            odd = part.arena.read_texts(part.ids, _buffers_of(part, buffers))
             if odd is not None:
                 return odd
         return None
 
-    def rows_of(self, selection: RowsOfArena, places: Where) -> list[Any]:
+    def rows_of(self, selection: RowsOfArena, buffers: Where) -> list[Any]:
         """Return observations one by one."""
-        return self.rows(selection.ids, selection.rows, places)
+        return self.rows(selection.ids, selection.rows, buffers)
 
-    def rows(self, ids: Sequence[int], rows: Rows, places: Where) -> list[Any]:
+    def rows(self, ids: Sequence[int], rows: Rows, buffers: Where) -> list[Any]:
         """Return observations one by one; as `Arena.rows`."""
         found: list[Any] = [None] * len(ids)
         for part in self._parts(ids):
-            of_part = part.arena.rows_of(part, _places_of(part, places))
+            of_part = part.arena.rows_of(part, _buffers_of(part, buffers))
             for position, observation in zip(part.positions, of_part, strict=True):
                 found[position] = observation
         return found
 
-    def batch(self, selection: RowsOfArena, places: Where) -> Any:
+    def batch(self, selection: RowsOfArena, buffers: Where) -> Any:
         """Return observations as one batch; None if they are of several layouts."""
         part, *others = self._parts(selection.ids)
-        return None if others else part.arena.batch(part, places)
+        return None if others else part.arena.batch(part, buffers)
 
     def _parts(self, ids: Sequence[int]) -> list[_Part]:
         key = tuple(ids)
@@ -475,10 +475,10 @@ class Arenas:
         return [_Part(arena, positions, rows) for arena, (positions, rows) in found.items()]
 
 
-def _places_of(part: _Part, places: Where) -> Where:
-    if isinstance(places, int):
-        return places
-    return one_of(bytes([places[position] for position in part.positions]))
+def _buffers_of(part: _Part, buffers: Where) -> Where:
+    if isinstance(buffers, int):
+        return buffers
+    return one_of(bytes([buffers[position] for position in part.positions]))
 
 
 Guard = Callable[[Array], Array]
@@ -493,7 +493,7 @@ class ObservationReader:
 
     Attributes:
         lost_step: see `spaces.agents.lost_step`.
-        latest_step: the place of the newest observation of a step that is in use; -1 for none.
+        latest_step: the buffer of the newest observation of a step that is in use; -1 for none.
         latest_reset: likewise, of a reset.
     """
 
@@ -501,7 +501,7 @@ class ObservationReader:
         self.lost_step = partial(lost_step, space)
         self._structure = codec_of(space).structure
         self._layout = self._structure.placed
-        self._places = COPIED
+        self._buffers = COPIED
         self.latest_step = self.latest_reset = -1
         self._found_at: list[tuple[Array, bool, TextReader | None]] | None = None
         self._copy = True
@@ -524,18 +524,18 @@ class ObservationReader:
 
         Args:
             memory: the buffer.
-            placement: where this env's places are.
+            placement: where this env's buffers are.
             copy_on_get: copy; else hand out views, valid through the env's next two steps.
             guard: what views are wrapped by; None leaves them as they are.
         """
         self._guard = guard
         leaves = placement.layout.leaves if self._layout is None else self._layout.leaves
-        self._places = placement.places
-        places = place_arrays(memory, placement)
-        # Indexing by a place alone makes a number, not an array, of what has shape ().
+        self._buffers = placement.buffers
+        buffers = buffer_arrays(memory, placement)
+        # Indexing by a buffer alone makes a number, not an array, of what has shape ().
         plain = [leaf.is_number or leaf.shape != () for leaf in leaves]
         texts = [TextReader(leaf) if isinstance(leaf, TextLeaf) else None for leaf in leaves]
-        self._found_at = list(zip(places, plain, texts, strict=True))
+        self._found_at = list(zip(buffers, plain, texts, strict=True))
         self._copy = copy_on_get
 
     def read(self, reference: Any) -> Any:
@@ -554,25 +554,25 @@ class ObservationReader:
             return structure.unflatten(self._leaves(reference))
         free = reference[1] if type(reference) is tuple and len(reference) == 2 else None
         if type(free) is not list or len(free) + len(structure.arrays) != len(structure.leaves):
-            raise ValueMismatchError(f"{type(reference).__name__} is not a place with objects")
+            raise ValueMismatchError(f"{type(reference).__name__} is not a buffer with objects")
         if structure.is_placed and type(reference[0]) is not list:
-            raise ValueMismatchError("there is no place for a part of it")
+            raise ValueMismatchError("there is no buffer for a part of it")
         return structure.join(self._leaves(reference[0]), free)
 
     def _leaves(self, reference: Any) -> list[Any]:
-        """Return the leaves that are in a place, or those that are arrays."""
-        if self._found_at is None or type(reference) is list:  # of what was not put in its place
+        """Return the leaves that are in a buffer, or those that are arrays."""
+        if self._found_at is None or type(reference) is list:  # of what is not in the arena
             arrays = self._structure.arrays
             if not isinstance(reference, list) or len(reference) != len(arrays):
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
             return list(map(Leaf.from_bytes, arrays, reference))
-        if type(reference) is not int or not 0 <= reference < self._places.count:
+        if type(reference) is not int or not 0 <= reference < self._buffers.count:
             shown = reference if type(reference) is int else f"a {type(reference).__name__}"
-            raise ValueMismatchError(f"{shown} is not a place of 0..{self._places.count - 1}")
+            raise ValueMismatchError(f"{shown} is not a buffer of 0..{self._buffers.count - 1}")
         self.note(reference)
         return [
-            self._shown(places[reference] if plain else places[reference, ...], text)
-            for places, plain, text in self._found_at
+            self._shown(buffers[reference] if plain else buffers[reference, ...], text)
+            for buffers, plain, text in self._found_at
         ]
 
     def _shown(self, view: Any, text: TextReader | None) -> Any:
@@ -583,21 +583,21 @@ class ObservationReader:
             return view.copy()
         return view if self._guard is None else self._guard(view)
 
-    def note(self, place: int) -> None:
-        """Remember that the newest observation of its kind is in `place`."""
-        if place < self._places.steps:
-            self.latest_step = place
+    def note(self, buffer: int) -> None:
+        """Remember that the newest observation of its kind is in `buffer`."""
+        if buffer < self._buffers.steps:
+            self.latest_step = buffer
         else:
-            self.latest_reset = place
+            self.latest_reset = buffer
 
     def placed_anew(self, placement: Placement) -> Placement:
-        """Return the placement for a new env: it goes on after the places that are in use."""
-        places = placement.places
+        """Return the placement for a new env: it goes on after the buffers that are in use."""
+        buffers = placement.buffers
         step, reset = self.latest_step, self.latest_reset
         return replace(
             placement,
-            step_place=placement.step_place if step < 0 else places.after(step),
-            reset_place=placement.reset_place if reset < 0 else places.after(reset),
+            step_buffer=placement.step_buffer if step < 0 else buffers.after(step),
+            reset_buffer=placement.reset_buffer if reset < 0 else buffers.after(reset),
         )
 
     def detach(self) -> None:
@@ -605,8 +605,8 @@ class ObservationReader:
         self._found_at = None
 
 
-_NO_PLACE = 255
-_BYTES = [bytes((place,)) for place in range(PLACE_BITS + 1)]
+_NO_BUFFER = 255
+_BYTES = [bytes((buffer,)) for buffer in range(BUFFER_BITS + 1)]
 
 
 class Observed:
@@ -616,19 +616,19 @@ class Observed:
         count: envs and spares.
 
     Attributes:
-        places: of the places.
+        buffers: how many there are, of which kind.
         arena: where they are in shared memory; None where they are known one by one only.
         counts: whether it matters which envs are sent actions.
     """
 
     def __init__(self, count: int) -> None:
-        self.places = COPIED
+        self.buffers = COPIED
         self.arena: Arena | Arenas | None = None
         self.counts = False
         self._readers: Sequence[ObservationReader] = ()
         self._guard: ViewGuard | None = None
-        self._place_bytes = bytearray((_NO_PLACE,)) * count
-        self._place_of: npt.NDArray[np.uint8] = np.frombuffer(self._place_bytes, dtype=np.uint8)
+        self._buffer_bytes = bytearray((_NO_BUFFER,)) * count
+        self._buffer_of: npt.NDArray[np.uint8] = np.frombuffer(self._buffer_bytes, dtype=np.uint8)
         self._kept: list[Any] = [None] * count
         self._in_arena = bytearray(count)
         self._is_in_arena: npt.NDArray[np.uint8] = np.frombuffer(self._in_arena, dtype=np.uint8)
@@ -648,7 +648,7 @@ class Observed:
     @property
     def columns(self) -> dict[str, bytearray]:
         """The columns that say where the newest observations are, for what writes them in C."""
-        return {"places": self._place_bytes, "in_arena": self._in_arena}
+        return {"buffers": self._buffer_bytes, "in_arena": self._in_arena}
 
     def taken_in_c(self, selection: ObservedEnvs, found: Sequence[Any]) -> None:
         """As `taken_as_rows`, where C writes the columns."""
@@ -659,15 +659,15 @@ class Observed:
         """Whether hosts may have been told where observations go."""
         return bool(self._readers)
 
-    def lay_out(self, arena: Arena | Arenas, places: Places) -> None:
+    def lay_out(self, arena: Arena | Arenas, buffers: Buffers) -> None:
         """Read batches of envs from shared memory.
 
         Args:
             arena: where they are.
-            places: of the places.
+            buffers: how many there are, of which kind.
         """
         self.arena = arena
-        self.places = places
+        self.buffers = buffers
 
     # -- what is newest ---------------------------------------------------------------------
 
@@ -677,7 +677,7 @@ class Observed:
         Raises:
             ValueMismatchError: it refers to none.
         """
-        if self._place_bytes[env_id] != _NO_PLACE:
+        if self._buffer_bytes[env_id] != _NO_BUFFER:
             self._note(env_id)
         return self._readers[env_id].read(reference)
 
@@ -694,30 +694,30 @@ class Observed:
         """This is the newest observation of an env, as its user gets it."""
         self._kept[env_id] = observation
         self._in_arena[env_id] = 0
-        self._place_bytes[env_id] = _NO_PLACE
+        self._buffer_bytes[env_id] = _NO_BUFFER
 
     def keep_each(self, timesteps: Mapping[int, EnvTimestep]) -> None:
         """As `keep`, of the observations of timesteps by env_id."""
-        kept, in_arena, places = self._kept, self._in_arena, self._place_bytes
+        kept, in_arena, buffers = self._kept, self._in_arena, self._buffer_bytes
         for env_id, timestep in timesteps.items():
             kept[env_id] = timestep.obs
             in_arena[env_id] = 0
-            places[env_id] = _NO_PLACE
+            buffers[env_id] = _NO_BUFFER
 
-    def began(self, places: Mapping[int, int]) -> None:
-        """The newest observations of envs are those of resets, in these places, by env_id."""
-        readers, place_bytes, in_arena = self._readers, self._place_bytes, self._in_arena
-        n_steps = self.places.steps
-        for env_id, place in places.items():
-            reader, before = readers[env_id], place_bytes[env_id]
+    def began(self, buffers: Mapping[int, int]) -> None:
+        """The newest observations of envs are those of resets, in these buffers, by env_id."""
+        readers, buffer_bytes, in_arena = self._readers, self._buffer_bytes, self._in_arena
+        n_steps = self.buffers.steps
+        for env_id, buffer in buffers.items():
+            reader, before = readers[env_id], buffer_bytes[env_id]
             if before < n_steps:
                 reader.latest_step = before  # its view may be in use
-            reader.latest_reset = place  # now: the next to be read may be that of a step
-            place_bytes[env_id] = place
+            reader.latest_reset = buffer  # now: the next to be read may be that of a step
+            buffer_bytes[env_id] = buffer
             in_arena[env_id] = 1
 
-    def misread(self, places: Mapping[int, int]) -> list[int]:
-        """Read the texts among observations that are in these places, by env_id.
+    def misread(self, buffers: Mapping[int, int]) -> list[int]:
+        """Read the texts among observations that are in these buffers, by env_id.
 
         Returns:
             The envs whose texts make no sense.
@@ -725,23 +725,23 @@ class Observed:
         arena = self.arena
         if arena is None or not arena.has_texts:
             return []
-        return [i for i, place in places.items() if arena.read_texts((i,), place) is not None]
+        return [i for i, buffer in buffers.items() if arena.read_texts((i,), buffer) is not None]
 
     def _note(self, env_id: int) -> None:
         """The newest observation of an env is in use, also when there is a newer one."""
-        place = self._place_bytes[env_id]
-        if place != _NO_PLACE:
-            self._readers[env_id].note(place)
+        buffer = self._buffer_bytes[env_id]
+        if buffer != _NO_BUFFER:
+            self._readers[env_id].note(buffer)
 
     def placed_anew(self, env_id: int, placement: Placement) -> Placement:
-        """Return the placement for a new env: it goes on after the places that are in use."""
+        """Return the placement for a new env: it goes on after the buffers that are in use."""
         self._note(env_id)
         return self._readers[env_id].placed_anew(placement)
 
     def retire(self, env_id: int) -> None:
         """Replies of an env carry its observations from now on; the newest stays where it is.
 
-        The place that it is in is not that of the next observation, nor of the one after that.
+        The buffer that it is in is not that of the next observation, nor of the one after that.
         """
         self.of((env_id,))
         self._readers[env_id].detach()
@@ -758,33 +758,33 @@ class Observed:
     def _fetch(self, env_ids: list[int]) -> None:
         array, arena = np.array(env_ids, dtype=np.int64), self.arena
         if arena is None:
-            raise RuntimeError("places without an arena: a defect of envmgr, please report it")
-        found = arena.rows(env_ids, array, self._place_of[array].tobytes())
+            raise RuntimeError("buffers without an arena: a defect of envmgr, please report it")
+        found = arena.rows(env_ids, array, self._buffer_of[array].tobytes())
         for env_id, observation in zip(env_ids, found, strict=True):
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
-    def taken_as_rows(self, selection: ObservedEnvs, places: Where, found: Sequence[Any]) -> None:
-        """The newest observations of envs are in `places`, and were handed out one by one."""
-        each = _BYTES[places] * selection.count if isinstance(places, int) else places
+    def taken_as_rows(self, selection: ObservedEnvs, buffers: Where, found: Sequence[Any]) -> None:
+        """The newest observations of envs are in `buffers`, and were handed out one by one."""
+        each = _BYTES[buffers] * selection.count if isinstance(buffers, int) else buffers
         if selection.is_slice:
-            self._place_bytes[selection.rows] = each
+            self._buffer_bytes[selection.rows] = each
             self._kept[selection.rows] = found
             self._in_arena[selection.rows] = selection.stale
             return
-        self._place_of[selection.rows] = np.frombuffer(each, np.uint8)
+        self._buffer_of[selection.rows] = np.frombuffer(each, np.uint8)
         for env_id, observation in zip(selection.ids, found, strict=True):
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
-    def taken_as_batch(self, selection: ObservedEnvs, places: Where) -> None:
-        """The newest observations of envs are in `places`, and were handed out as a batch."""
-        each = _BYTES[places] * selection.count if isinstance(places, int) else places
+    def taken_as_batch(self, selection: ObservedEnvs, buffers: Where) -> None:
+        """The newest observations of envs are in `buffers`, and were handed out as a batch."""
+        each = _BYTES[buffers] * selection.count if isinstance(buffers, int) else buffers
         if selection.is_slice:
-            self._place_bytes[selection.rows] = each
+            self._buffer_bytes[selection.rows] = each
             self._in_arena[selection.rows] = selection.fresh
         else:
-            self._place_of[selection.rows] = np.frombuffer(each, np.uint8)
+            self._buffer_of[selection.rows] = np.frombuffer(each, np.uint8)
             self._is_in_arena[selection.rows] = 1
 
     # -- reading ----------------------------------------------------------------------------
@@ -797,7 +797,7 @@ class Observed:
         rows = selection.rows
         if self.arena is None or 0 in self._is_in_arena[rows].tobytes():
             return None
-        return self.arena.batch(selection, one_of(self._place_of[rows].tobytes()))
+        return self.arena.batch(selection, one_of(self._buffer_of[rows].tobytes()))
 
     def counted(self, env_ids: Iterable[int], request: int) -> None:
         """These envs are sent an action; the same request counts once."""

@@ -1,12 +1,12 @@
 """The thread that owns an engine while envs are leased, and hands on what comes.
 
 From the first lease on it takes the place of the background thread, and does all that is done with
-the transport: it alone polls, so it alone runs the code of envs where that runs in line. Users of
+the transport: it alone polls, so it alone runs the code of envs where that runs inline. Users of
 leased envs put commands (`Slots`) and wake it; it does what they want, and tells them when there is
 an answer. That is two changes of threads for a call, and nobody looks at a clock meanwhile.
 
 Public calls for batches still hold the engine's lock, and do what they do in their own thread. Only
-their waiting is different: they lend the lock to the owner, which asks `finished` of each after
+their waiting is different: they release the lock to the owner, which asks `finished` of each after
 whatever has come, and wakes it when that is so (`wait_beside`).
 
 The owner waits without the lock, for the transport's own fds (`Transport.news`) and its doorbell.
@@ -37,10 +37,10 @@ logger = logging.getLogger("envmgr")
 T = TypeVar("T")
 
 _NOT_RUN_HERE = bytes((Phase.IDLE, Phase.ENDING, Phase.PAUSING))
-"""Phases in which nothing is to be run in line."""
+"""Phases in which nothing is to be run inline."""
 
-_LOOK_IN_LINE_S = 0.005
-"""How often to look for results of pools that run in line, of which no fd tells."""
+_LOOK_INLINE_S = 0.005
+"""How often to look for results of pools that run inline, of which no fd tells."""
 
 _LOOK_S = 0.05
 """How often the thread looks whether it is to end, while a call has the engine."""
@@ -191,7 +191,7 @@ class Owner:
     # -- calls for batches ----------------------------------------------------------------------
 
     def have_collected(self) -> None:
-        """Have the owner apply what has arrived, and wait for it. The lock is held, and lent."""
+        """Have the owner apply what has arrived, and wait: the lock is released meanwhile."""
         n_rounds = self._n_rounds
         self.wait_beside(lambda: self._n_rounds > n_rounds, math.inf, math.inf, "step")
 
@@ -215,11 +215,11 @@ class Owner:
             if self._is_abandoned and threading.get_ident() == self._maker:
                 self._beside = None
                 raise CallAbandonedError
-            self._lend(beside, min(deadline, warn_at, now + look_every_s) - now)
+            self._wait_unlocked(beside, min(deadline, warn_at, now + look_every_s) - now)
         raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
 
-    def _lend(self, beside: _Beside, seconds: float) -> None:
-        """Lend the lock to the owner until it wakes the caller, for so many seconds at most."""
+    def _wait_unlocked(self, beside: _Beside, seconds: float) -> None:
+        """Leave the lock to the owner until it wakes the caller, for so many seconds at most."""
         lock: Any = self._lock
         held = lock._release_save()
         try:
@@ -275,7 +275,7 @@ class Owner:
                 again, seconds = False, LOOK_EVERY_S
             finally:
                 self._lock.release()
-            self.slots.tell_all()
+            self.slots.notify_all()
             if not again:
                 self._sleep(seconds)
 
@@ -343,7 +343,7 @@ class Owner:
             seconds = max(until - now, 0.0)
         if runs_envs and supervisor.table.phases.column.translate(None, _NOT_RUN_HERE):
             is_new, self._has_run = not self._has_run, True
-            return is_new, min(seconds, _LOOK_IN_LINE_S)  # of a pool, results may come by and by
+            return is_new, min(seconds, _LOOK_INLINE_S)  # of a pool, results may come by and by
         self._has_run = False
         return False, min(seconds, MIN_INTERVAL_S) if transport.has_unsent else seconds
 
@@ -378,7 +378,7 @@ class Owner:
         self._has_engine.set()
         with contextlib.suppress(Exception):
             self.slots.shut(ManagerClosedError("the manager is closed; call launch() first"))
-            self.slots.tell_all()
+            self.slots.notify_all()
         beside = self._beside
         if beside is not None:
             beside.wake()

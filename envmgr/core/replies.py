@@ -35,17 +35,17 @@ from envmgr.spaces import Array, ValueMismatchError, codec_of, same_space
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
 from envmgr.transport.process.last_words import warn_of_fault
 from envmgr.types import EnvTimestep
-from envmgr.wire.arenas import Places
+from envmgr.wire.arenas import Buffers
 from envmgr.wire.block import (
     AFTER_BITS,
     AFTER_SHIFT,
+    BUFFER_BITS,
     DONE,
     ENDING_BITS,
     ENDING_SHIFT,
     HAS_INFO,
-    LATE,
     MAX_REQUEST_ID,
-    PLACE_BITS,
+    RESETS_IN_NEXT_STEP,
     REWARD_BITS,
     REWARD_SHIFT,
     Block,
@@ -74,7 +74,7 @@ MAX_NOTICES = 100
 
 MAX_NOTICE_CHARACTERS = 1000
 
-LATE_ALONE = "it says that its next episode begins with a step of others, but there are none"
+NO_NEXT_STEP = "it says that its next episode begins with a step of others, but there are none"
 
 _LAST_AFTER_STEP = max(AfterStep)
 
@@ -200,34 +200,30 @@ def after_of(flag: int) -> int:
     return (flag & AFTER_BITS) >> AFTER_SHIFT
 
 
-def _never(env_id: int) -> bool:
-    return False
-
-
 class BlockReplies:
     """Reads what messages would carry out of the block.
 
     Args:
         block: the columns.
-        places: where observations are.
-        may_begin_with_step: whether the next episode of an env may begin with a step of others.
+        buffers: where observations are.
+        may_reset_in_next_step: whether the next episode of an env may begin with a step of others.
         forms: the forms of infos that hosts may write, by number.
     """
 
     def __init__(
         self,
         block: Block,
-        places: Places,
-        may_begin_with_step: Callable[[int], bool] = _never,
-        forms: dict[int, InfoForm] | None = None,
+        buffers: Buffers,
+        may_reset_in_next_step: Callable[[int], bool],
+        forms: dict[int, InfoForm],
     ) -> None:
         self._block = block
-        self._places = places
-        self._may_begin_late = may_begin_with_step
-        self._of_resets = range(places.steps, places.count)
+        self._buffers = buffers
+        self._may_reset_in_next_step = may_reset_in_next_step
+        self._of_resets = range(buffers.steps, buffers.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
-        self._forms = {} if forms is None else forms
+        self._forms = forms
         self._handed_over = block.plan.handed_over
 
     # -- who has replied ----------------------------------------------------------------------
@@ -275,8 +271,8 @@ class BlockReplies:
 
         Who says nothing has no info; who is missing has replied what is malformed.
         """
-        flags, places = self._reset_flags, self._of_resets
-        found = {env_id: flag for env_id in env_ids if (flag := flags[env_id]) in places}
+        flags, buffers = self._reset_flags, self._of_resets
+        found = {env_id: flag for env_id in env_ids if (flag := flags[env_id]) in buffers}
         infos: dict[int, dict[str, Any]] = {}
         if len(found) < len(env_ids):
             for env_id in [i for i in env_ids if i not in found]:
@@ -290,12 +286,12 @@ class BlockReplies:
         Raises:
             ValueMismatchError: the reply is malformed.
         """
-        if flag & PLACE_BITS >= self._places.steps:
-            raise ValueMismatchError(f"there is no place {flag & PLACE_BITS} for steps")
+        if flag & BUFFER_BITS >= self._buffers.steps:
+            raise ValueMismatchError(f"there is no buffer {flag & BUFFER_BITS} for steps")
         if after_of(flag) > _LAST_AFTER_STEP:
             raise ValueMismatchError("it says something unknown of what follows a step")
-        if flag & AFTER_BITS == LATE and not self._may_begin_late(env_id):
-            raise ValueMismatchError(LATE_ALONE)
+        if flag & AFTER_BITS == RESETS_IN_NEXT_STEP and not self._may_reset_in_next_step(env_id):
+            raise ValueMismatchError(NO_NEXT_STEP)
         info: dict[str, Any] = {}
         if flag & HAS_INFO:
             info = self._info(env_id)
@@ -319,7 +315,7 @@ class BlockReplies:
         flag = int(self._block.flags[env_id])
         info, reward = self.detail(env_id, flag)
         info = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
-        return flag & PLACE_BITS, reward, bool(flag & DONE), info, after_of(flag)
+        return flag & BUFFER_BITS, reward, bool(flag & DONE), info, after_of(flag)
 
     def reset(self, env_id: int) -> tuple[int, dict[str, Any]]:
         """Return the reply to a reset as the payload of RESET_DONE.
@@ -328,12 +324,12 @@ class BlockReplies:
             ValueMismatchError: the reply is malformed.
         """
         flag = int(self._block.reset_flags[env_id])
-        place = flag & PLACE_BITS
-        if not self._places.steps <= place < self._places.count:
-            raise ValueMismatchError(f"there is no place {place} for resets")
+        buffer = flag & BUFFER_BITS
+        if not self._buffers.steps <= buffer < self._buffers.count:
+            raise ValueMismatchError(f"there is no buffer {buffer} for resets")
         if not flag & HAS_INFO:
-            return place, {}
-        return place, self._reset_info(env_id)
+            return buffer, {}
+        return buffer, self._reset_info(env_id)
 
     # -- infos ----------------------------------------------------------------------------------
 
@@ -502,7 +498,7 @@ class ReplyEffects:
         setup: EnvSetup,
         episodes: Episodes,
         repair: Repair,
-        spares: Spares | None = None,
+        spares: Spares | None,
     ) -> None:
         self._hosts = hosts
         self._table = hosts.table
@@ -601,8 +597,9 @@ class ReplyEffects:
     def stepped(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of STEPPED."""
         reference, reward, done, info, after = step_fields(payload)
-        if after == AfterStep.RESETS_LATE and not self._table.may_begin_with_step(env.env_id):
-            raise MalformedReplyError(LATE_ALONE)
+        may_reset = self._table.may_reset_in_next_step
+        if after == AfterStep.RESETS_IN_NEXT_STEP and not may_reset(env.env_id):
+            raise MalformedReplyError(NO_NEXT_STEP)
         if env.phase is Phase.CANCELLING:
             self._episodes.abandon(env, after)
             return
@@ -923,11 +920,9 @@ class ReplyDispatcher:
             Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
         """
         replies, table = self._replies, self._table
-        n_resetting, n_late = (
-            table.phases.column.count(Phase.RESETTING),
-            table.begins_with_step.count(1),
-        )
-        if replies is None or n_resetting == n_late:  # these reply with the next step of others
+        n_resetting = table.phases.column.count(Phase.RESETTING)
+        # Those that are reset in the next step of others reply then.
+        if replies is None or n_resetting == table.resets_in_next_step.count(1):
             return True
         replied = replies.resets_of(table)
         if not replied:
@@ -937,7 +932,7 @@ class ReplyDispatcher:
             del begun[env_id]
             infos.pop(env_id, None)
         if table.again or table.failed_while_ready or self._statistics.failing:
-            begun = {env_id: place for env_id, place in begun.items() if self._is_well(env_id)}
+            begun = {env_id: buffer for env_id, buffer in begun.items() if self._is_well(env_id)}
             infos = {env_id: info for env_id, info in infos.items() if env_id in begun}
         if begun:
             self._journal.do(self._begin, (begun, infos))

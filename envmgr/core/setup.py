@@ -13,15 +13,15 @@ from envmgr.core.phases import Phase
 from envmgr.core.table import ManagedEnv
 from envmgr.errors import LaunchError, SpaceMismatchError
 from envmgr.spaces import Layout, codec_of, same_space, space_text
-from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements
+from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, buffers_for, plan_placements
 from envmgr.wire.block import Block, BlockPlan, HandedOver
 from envmgr.wire.info_forms import MOST_FORMS, InfoField, InfoForm
 from envmgr.wire.messages import EnvDescription, Op
-from envmgr.wire.rewards import MOST_ROOM, ROOM
+from envmgr.wire.rewards import LENGTH, MAX_LENGTH
 
 
 class EnvSetup:
-    """Spaces, places of observations, and requests that are repeated on every new env.
+    """Spaces, buffers of observations, and requests that are repeated on every new env.
 
     Args:
         hosts: to tell hosts.
@@ -73,9 +73,9 @@ class EnvSetup:
             _check_same_spaces([self.descriptions[s.env_id] for s in self._hosts.envs])
         self._readers = [ObservationReader(d.observation_space) for d in described]
         plan = self._block_plan(described)
-        places = places_for(handed_out)
+        buffers = buffers_for(handed_out)
         layouts = [reader.layout for reader in self._readers]
-        placements, nbytes = plan_placements(layouts, places, plan.nbytes if plan else 0)
+        placements, nbytes = plan_placements(layouts, buffers, plan.nbytes if plan else 0)
         memory = self._memory_of(nbytes)
         if memory is None:
             self._observed.open(self._readers)
@@ -86,7 +86,7 @@ class EnvSetup:
         if plan is None:
             return None
         arena = self._arena_of(memory, placements, guard, copies=handed_out is True)
-        self._observed.lay_out(arena, places)
+        self._observed.lay_out(arena, buffers)
         kinds = self.kinds[1]
         self._hosts.table.by_message.update(i for i, kind in enumerate(kinds) if kind is None)
         return Block(memory, plan)
@@ -109,7 +109,9 @@ class EnvSetup:
             placement = placements[env_ids[0]]
             if placement is not None:
                 arrays = arena_arrays(memory, placement)
-                arena = Arena(arrays, layout, placement.places, env_ids, copies=copies, guard=guard)
+                arena = Arena(
+                    arrays, layout, placement.buffers, env_ids, copies=copies, guard=guard
+                )
                 for row, env_id in enumerate(env_ids):
                     found[env_id] = arena, row
         return arena if len(env_ids) == len(placements) else Arenas(found)
@@ -161,13 +163,13 @@ class EnvSetup:
         layouts = [layout for space in spaces if (layout := codec_of(space).layout) is not None]
         if not layouts:
             return None
-        room = max(_reward_room(d.reward_space) for d in described)
+        length = max(_reward_length(d.reward_space) for d in described)
         n_hosts, settings = len(self._hosts.groups), self._hosts.settings
         return BlockPlan(
             len(described),
             n_hosts,
             layouts[0],
-            room,
+            length,
             settings.measures,
             -(-settings.events // n_hosts),
             tuple(layouts[1:]),
@@ -193,7 +195,7 @@ class EnvSetup:
         placement = self._placements[env.env_id]
         if placement is None or env.env_id in self._hosts.table.retired:
             return None
-        index, forms = self._hosts.table.index_of[env.env_id], _told(self.info_forms)
+        index, forms = self._hosts.table.index_of[env.env_id], _numbered(self.info_forms)
         placed = self._observed.placed_anew(env.env_id, placement)
         return replace(placed, host_index=index, info_forms=forms)
 
@@ -204,7 +206,7 @@ class EnvSetup:
             return
         number = len(known) + 1
         known[number] = form  # first: whoever is told may write one
-        payload = _told({number: form})
+        payload = _numbered({number: form})
         for group in self._hosts.groups:
             if group.host_id is not None and not group.is_ending:  # others are told with `attach`
                 env = next(env for env in group.envs if env.host_id is not None)
@@ -237,8 +239,8 @@ class EnvSetup:
 
     def are_alike(self, env_id: int, spare_id: int) -> bool:
         """Whether an env and a spare have equal spaces, and were told the same."""
-        told, other = (self._repeated.get(i, {}) for i in (env_id, spare_id))
-        if told.keys() != other.keys() or any(told[k] is not other[k] for k in told):
+        one, other = (self._repeated.get(i, {}) for i in (env_id, spare_id))
+        if one.keys() != other.keys() or any(one[k] is not other[k] for k in one):
             return False
         alike = self._alike.get(env_id)
         if alike is None:
@@ -247,15 +249,15 @@ class EnvSetup:
         return alike
 
 
-def _told(forms: Mapping[int, InfoForm]) -> tuple[tuple[int, tuple[InfoField, ...]], ...]:
+def _numbered(forms: Mapping[int, InfoForm]) -> tuple[tuple[int, tuple[InfoField, ...]], ...]:
     """Return forms as hosts are told of them."""
     return tuple((number, form.fields) for number, form in forms.items())
 
 
-def _reward_room(reward_space: Any) -> int:
+def _reward_length(reward_space: Any) -> int:
     """Return how many numbers the block has room for in a reward."""
     shape: Any = getattr(reward_space, "shape", None) or ()
-    return int(shape[0]) if len(shape) == 1 and ROOM < shape[0] <= MOST_ROOM else ROOM
+    return int(shape[0]) if len(shape) == 1 and LENGTH < shape[0] <= MAX_LENGTH else LENGTH
 
 
 def _same_spaces(one: EnvDescription, other: EnvDescription) -> bool:

@@ -1,7 +1,7 @@
 """Slots: envs that are leased, each to one coroutine or thread, and what is done for them.
 
-Nothing here waits or has threads: `Owner` calls `serve` while it holds the engine, and then tells
-users what has come. They put commands, from whatever thread.
+Nothing here waits or has threads: `Owner` calls `serve` while it holds the engine, and then
+notifies users of what has come. They put commands, from whatever thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from envmgr.outcomes import Outcome, failure_in, status_of, summed
 from envmgr.spaces import ActionCheck
 from envmgr.types import EnvTimestep, Once, is_abnormal, monotonic
 
-Tell = Callable[[], None]
+Notify = Callable[[], None]
 """Tells somebody that what was asked for has come; called without the engine, in any thread."""
 
 _STEP_PHASES = frozenset((Phase.POSTED, Phase.STEPPING))
@@ -73,7 +73,7 @@ class SlotCall:
     """One step or reset of a leased env, from when its user asks for it until it is answered.
 
     Args:
-        tell: told once there is a result or an error, unless it was abandoned before.
+        notify: called once there is a result or an error, unless it was abandoned before.
         during: "step" or "reset".
         limit_s: as the user gave it.
         action: of a step.
@@ -103,16 +103,16 @@ class SlotCall:
         "is_over",
         "limit",
         "limit_s",
+        "notify",
         "params",
         "result",
         "seed",
-        "tell",
         "was_sent",
     )
 
     def __init__(
         self,
-        tell: Tell,
+        notify: Notify,
         during: str,
         limit_s: float | None,
         *,
@@ -120,7 +120,7 @@ class SlotCall:
         seed: int | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> None:
-        self.tell = tell
+        self.notify = notify
         self.during = during
         self.limit_s = limit_s
         self.action = action
@@ -141,7 +141,7 @@ class Tenancy:
     Its attributes are changed by `Slots` alone, and read by its user between calls.
 
     Args:
-        tell: told once there is an env, or an error.
+        notify: called once there is an env, or an error.
         episode_s: the limit of its episodes; None: that of all leases.
 
     Attributes:
@@ -174,11 +174,11 @@ class Tenancy:
         "is_logged",
         "is_over",
         "length",
-        "tell",
+        "notify",
     )
 
-    def __init__(self, tell: Tell, episode_s: float | None = None) -> None:
-        self.tell = tell
+    def __init__(self, notify: Notify, episode_s: float | None = None) -> None:
+        self.notify = notify
         self.episode_s = episode_s
         self.env_id: int | None = None
         self.error: Exception | None = None
@@ -265,7 +265,7 @@ class Slots:
         # By env_id, where it is not 0: what an env has stepped before the episode that it is at the
         # beginning of, and nobody has seen.
         self._steps_at_reset: dict[int, int] = {}
-        self._told: list[Tell] = []
+        self._to_notify: list[Notify] = []
         self._seen: Any = None
         self._closed_with: Exception | None = None
 
@@ -291,7 +291,7 @@ class Slots:
         self._commands.append(command)
         if self._closed_with is not None:  # asked after that: nobody else comes to see to it
             self.obey()
-            self.tell_all()
+            self.notify_all()
 
     def obey(self) -> None:
         """Do what was asked for; the engine is held, unless all is shut."""
@@ -313,7 +313,7 @@ class Slots:
     def serve(self, *, may_lease: bool = True) -> None:
         """Do all that can be done now; the engine is held, and what has arrived was applied.
 
-        `tell_all` says so to whom it concerns, once the engine is free.
+        `notify_all` says so to whom it concerns, once the engine is free.
 
         Args:
             may_lease: whether envs that are free may be leased, which they may not be while a call
@@ -382,16 +382,16 @@ class Slots:
         call = tenancy.call
         if tenancy.env_id is None:
             tenancy.error, tenancy.is_over = error, True
-            self._told.append(tenancy.tell)
+            self._to_notify.append(tenancy.notify)
         elif call is not None:
             text = f"env {tenancy.env_id} was closed in its {call.during}: {error}"
             self._end_call(tenancy, call, tenancy.abandoned(call, text), raised=error)
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Tell everybody for whom there is something."""
-        told, self._told = self._told, []
-        for tell in told:
-            tell()
+        to_notify, self._to_notify = self._to_notify, []
+        for notify in to_notify:
+            notify()
 
     # -- leases ---------------------------------------------------------------------------------
 
@@ -435,21 +435,21 @@ class Slots:
         table, fresh, used = self._table, deque[int](), deque[int]()
         self._supervisor.selections.steps_of(0)  # adds up what each env was asked for
         column, states = table.phases.column, table.states.column
-        doomed: list[int] = []
+        failed: list[int] = []
         for env_id in table.all_ids:
             if env_id in table.leased or column[env_id] != Phase.IDLE or table.owes(env_id):
                 continue
             env, state = table.envs[env_id], states[env_id]
             if env_id in table.failed_while_ready:
-                doomed.append(env_id)
+                failed.append(env_id)
             elif env.shares_env or env.host_id is None:
                 continue
             elif state == EnvState.NEED_RESET:
                 used.append(env_id)
             elif state == EnvState.RUN:
                 (fresh if self._is_fresh(env_id) else used).append(env_id)
-        if doomed and not fresh and not used:
-            self._supervisor.resets.begin(dict.fromkeys(doomed))
+        if failed and not fresh and not used:
+            self._supervisor.resets.begin(dict.fromkeys(failed))
         return fresh, used
 
     def _is_fresh(self, env_id: int) -> bool:
@@ -462,7 +462,7 @@ class Slots:
         self._table.lease(env_id)
         self._tenants[env_id] = tenancy
         self._counts.leases += 1
-        self._told.append(tenancy.tell)
+        self._to_notify.append(tenancy.notify)
 
     def _refuse_if_hopeless(self) -> None:
         """Tell those who wait if no env will ever be free."""
@@ -486,7 +486,7 @@ class Slots:
             )
         for tenancy in self._waiting:
             tenancy.error, tenancy.is_over = error, True
-            self._told.append(tenancy.tell)
+            self._to_notify.append(tenancy.notify)
         self._waiting.clear()
 
     def _give_back(self, tenancy: Tenancy) -> None:
@@ -606,7 +606,7 @@ class Slots:
         """Raise an error of who called: the env was asked nothing."""
         tenancy.call = None
         call.error, call.is_over = error, True
-        self._told.append(call.tell)
+        self._to_notify.append(call.notify)
 
     def _begin_step(self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall) -> None:
         env_id, table = env.env_id, self._table
@@ -621,7 +621,7 @@ class Slots:
             episode_s, name = self._episode_limit(tenancy)
             left_s = tenancy.episode_began_s + episode_s - self._clock()
             if left_s <= 0.0:
-                self._refuse_late(tenancy, env, call, (episode_s, name))
+                self._refuse_timed_out(tenancy, env, call, (episode_s, name))
                 return
             limits.append((left_s, name))
         call.limit = _shortest(limits)
@@ -641,7 +641,7 @@ class Slots:
         limits = [(of_all, "episode_timeout"), (of_this, "episode_timeout_s")]
         return _shortest(limits) or (math.inf, "")
 
-    def _refuse_late(
+    def _refuse_timed_out(
         self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall, limit: tuple[float, str]
     ) -> None:
         """Answer a step of an episode that has taken too long while no step was under way."""
@@ -714,7 +714,7 @@ class Slots:
             self._resetting.pop(tenancy.env_id, None)
         call.error, call.is_over = raised or cause, True
         if not call.is_abandoned:
-            self._told.append(call.tell)
+            self._to_notify.append(call.notify)
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -751,7 +751,7 @@ class Slots:
             self._find_fatal()
             tenancy.fatal, call.error, call.closes = None, cause, True
         call.result, call.is_over = timestep, True
-        self._told.append(call.tell)
+        self._to_notify.append(call.notify)
 
     def _log(self, tenancy: Tenancy) -> None:
         """Tell the log of an episode that has ended, once."""
@@ -777,8 +777,8 @@ class Slots:
             return
         is_begun = env.phase is Phase.RESETTING or self._waits_for_turn(env_id)
         if failure is None and call.limit is not None and not is_begun:
-            is_late = self._clock() >= self._began_s(call, env_id) + call.limit[0]
-            failure = self._late(env, call.limit) if is_late else None
+            has_timed_out = self._clock() >= self._began_s(call, env_id) + call.limit[0]
+            failure = self._timeout_of(env, call.limit) if has_timed_out else None
         if failure is None and tenancy.fatal is None:
             return
         if failure is None:
@@ -796,7 +796,7 @@ class Slots:
         self._table.use_up_params((env_id,))
         self._end_call(tenancy, call, failure)
 
-    def _late(self, env: ManagedEnv, limit: tuple[float, str]) -> EnvFailure:
+    def _timeout_of(self, env: ManagedEnv, limit: tuple[float, str]) -> EnvFailure:
         """A reset has not begun in time: what comes before it takes too long."""
         if env.phase is Phase.CANCELLING:
             env.limit_s = limit[0]
@@ -817,7 +817,7 @@ class Slots:
         tenancy.note(call, None, self._clock())
         call.result = self._table.observed.of((env.env_id,))[0], env.reset_info
         call.is_over = True
-        self._told.append(call.tell)
+        self._to_notify.append(call.notify)
 
     # -- what is to be raised -------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ class Spares:
             if spare is None:
                 then(env)
             else:
-                self._take_place(spare, env)
+                self._replace(spare, env)
                 self._hosts.tell(spare, Op.ADOPT, None)
                 then(spare)
             self._waiting.pop(env_id, None)
@@ -182,7 +182,7 @@ class Spares:
         env.generation += 1
         env.renewals_in_a_row += 1
         env.follow_up = Next.NOTHING
-        self._take_place(spare, env)
+        self._replace(spare, env)
         self._hosts.leave(spare, Next.RENEW_HOST, pause_s)
         return spare
 
@@ -202,7 +202,7 @@ class Spares:
             return spare.cancelled != spare.request_id  # else it is about to fail
         return self.is_ready(spare)
 
-    def _take_place(self, spare: ManagedEnv, env: ManagedEnv) -> None:
+    def _replace(self, spare: ManagedEnv, env: ManagedEnv) -> None:
         """Exchange the hosts of a spare and an env, and await the reset of the spare there."""
         under_way = spare.phase is Phase.RESETTING
         deadline, limit_s = spare.deadline, spare.limit_s

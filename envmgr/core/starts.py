@@ -65,7 +65,7 @@ class Starts:
             beside: how many others are about to begin with it.
         """
         may_pass = env.phase is Phase.RESETTING or env is self._in_turn
-        if not may_pass and (self._first() is not None or not self._has_room(beside)):
+        if not may_pass and (self._first() is not None or not self._may_start_more(beside)):
             return False
         self._waiting.pop(env.env_id, None)
         if self._burst:
@@ -97,11 +97,11 @@ class Starts:
     @property
     def has_turn(self) -> bool:
         """Whether an env that waits may begin now."""
-        return bool(self._waiting) and self._has_room() and self._first() is not None
+        return bool(self._waiting) and self._may_start_more() and self._first() is not None
 
     def take_turn(self) -> ManagedEnv | None:
         """Return the env whose turn it is, which is begun with then; None if it is nobody's."""
-        env = self._first() if self._waiting and self._has_room() else None
+        env = self._first() if self._waiting and self._may_start_more() else None
         self._in_turn = env
         if env is not None:
             self._turns[env.env_id] = self._clock()
@@ -123,7 +123,7 @@ class Starts:
                 return env
         return None
 
-    def _has_room(self, beside: int = 0) -> bool:
+    def _may_start_more(self, beside: int = 0) -> bool:
         if self._most is not None and self.at_it + beside >= self._most:
             return False
         return self._next_in_time() <= self._clock()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envmgr.core.hosts import Hosts, begin_with_step_of, host_of
+from envmgr.core.hosts import Hosts, host_of, reset_in_step_of
 from envmgr.core.phases import Change, Phase
 from envmgr.core.statistics import Statistics
 from envmgr.core.table import ManagedEnv, Selection, Selections, Window
@@ -27,9 +27,10 @@ from envmgr.spaces import ActionCheck, ActionColumns, Array, ValueMismatchError,
 from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.block import (
+    BUFFER_BITS,
+    ENDING_GIVEN_BIT,
     GENERATION_BITS,
     HAS_INFO,
-    PLACE_BITS,
     PLAIN_END,
     PLAIN_END_BITS,
     POSTING_BITS,
@@ -39,7 +40,6 @@ from envmgr.wire.block import (
     RING_MASK,
     RING_ONCE,
     TOKEN_BYTES,
-    TOLD_BIT,
     Block,
     fence,
     generation_of,
@@ -153,7 +153,7 @@ class Submitter:
         self._groups = hosts.groups
         self._transport = hosts.transport
         self._works_alone = hosts.transport.works_alone
-        # By index of a host: what was posted when it was ordered to reset envs.
+        # By index of a host: what was posted when it was asked to reset envs.
         self._resets_asked: dict[int, int] = {}
         self._latest: Selection | None = None
         self._posted_for_last = False
@@ -218,14 +218,14 @@ class Submitter:
             sleeping=block.sleeping if self._works_alone else None,
             hosts=selection.hosts,
             generations=GENERATION_BITS,
-            place_bits=PLACE_BITS,
-            told_bit=TOLD_BIT,
+            buffer_bits=BUFFER_BITS,
+            ending_given_bit=ENDING_GIVEN_BIT,
             has_info=HAS_INFO,
             end_bits=PLAIN_END_BITS,
             plain_end=PLAIN_END,
             resets=block.resets if self._resets_inplace else None,
             takes_ends=not (self._resets_inplace and self._has_spares),
-            n_steps=observed.places.steps,
+            n_steps=observed.buffers.steps,
             idle=Phase.IDLE,
             posted=Phase.POSTED,
             run=EnvState.RUN,
@@ -509,8 +509,8 @@ class Submitter:
                 window.request_bytes[:] = tokens
             table.posted(selection, window, tokens)
             self._latest = selection
-            if 1 in table.begins_with_step:
-                begin_with_step_of(self._hosts, selection.ids)
+            if 1 in table.resets_in_next_step:
+                reset_in_step_of(self._hosts, selection.ids)
             if table.observed.counts:
                 table.observed.counted(selection.ids, posting)
             if posting & RING_MASK == RING_LAST:
@@ -533,8 +533,8 @@ class Submitter:
         again: bool,
     ) -> None:
         table, limits = self._table, self._limits
-        if 1 in table.begins_with_step:
-            begin_with_step_of(self._hosts, env_ids)
+        if 1 in table.resets_in_next_step:
+            reset_in_step_of(self._hosts, env_ids)
         if table.observed.counts:
             table.observed.counted(env_ids, -self._statistics.actions)
         table.unexecuted.update(unexecuted)
@@ -545,7 +545,7 @@ class Submitter:
         tokens.clear()  # before any is sent: what has been replied is not awaited again
         self._transport.send_each(requests, again=again)
 
-    def order_resets(self, env_ids: Sequence[int]) -> None:
+    def post_resets(self, env_ids: Sequence[int]) -> None:
         """Have idle envs reset as their hosts know it from their plans; not to be interrupted."""
         hosts, table, request_id = self._hosts, self._table, next(self._request_ids)
         for env_id in env_ids:

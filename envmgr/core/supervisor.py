@@ -42,6 +42,7 @@ class Supervisor:
         hosts: to speak to hosts.
         rules: of episodes and observations.
         policy: of failures.
+        journal: what is under way in the public call, and what that is about to return.
 
     Attributes:
         table: what is known of all envs.
@@ -54,7 +55,6 @@ class Supervisor:
         selections: envs that are stepped together.
         submitter: submits actions.
         collector: finds what has arrived, and hands it out.
-        journal: what is under way in the public call, and what that is about to return.
         step_on: applies ordinary steps that have come by message, as `ReplyEffects` does.
     """
 
@@ -63,7 +63,7 @@ class Supervisor:
         hosts: Hosts,
         rules: EpisodeRules,
         policy: FailurePolicy,
-        journal: CallJournal | None = None,
+        journal: CallJournal,
     ) -> None:
         self.hosts = hosts
         self.rules = rules
@@ -72,7 +72,7 @@ class Supervisor:
         env_num = hosts.env_num
         self.envs = hosts.envs[:env_num]
         spare_num = len(hosts.envs) - env_num
-        self.journal = journal = CallJournal() if journal is None else journal
+        self.journal = journal
         self.statistics = Statistics(
             num_workers=len(hosts.groups) - spare_num, envs=self.envs, journal=journal
         )
@@ -257,8 +257,8 @@ class Supervisor:
         packs = [each for each in columns if each is not None]
         replies = BlockReplies(
             block,
-            self.table.observed.places,
-            self.table.may_begin_with_step,
+            self.table.observed.buffers,
+            self.table.may_reset_in_next_step,
             self._setup.info_forms,
         )
         self._dispatcher.share(replies)
@@ -308,10 +308,6 @@ class Supervisor:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def ready_ids(self) -> list[int]:
-        """Return the envs that take an action now, ascending."""
-        return self.table.ready_ids()
-
     def _go_on(self, collected: Collected) -> None:
         """Do what follows timesteps that were handed out, some of which ended episodes, say."""
         self._dispatcher.begin_episodes()
@@ -345,7 +341,7 @@ class Supervisor:
         """Act on deadlines that have passed. What had arrived before has been handled."""
         limits = self.hosts.limits
         now = limits.clock()
-        for env_id in limits.late_steps(now):
+        for env_id in limits.timed_out_steps(now):
             self.hosts.look_after(self.envs[env_id])
         for env in limits.due(now):
             if not limits.is_due(env):

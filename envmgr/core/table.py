@@ -136,7 +136,7 @@ class Together:
     def _is_mending(self, env_id: int) -> bool:
         """Whether an env is not in an episode, and will be without anybody doing anything."""
         table = self._table
-        if table.states[env_id] is EnvState.RUN or table.begins_with_step[env_id]:
+        if table.states[env_id] is EnvState.RUN or table.resets_in_next_step[env_id]:
             return False
         return table.envs[env_id].is_coming
 
@@ -147,7 +147,7 @@ class Together:
         """
         table, rows = self._table, self._of(env_id)
         if table.envs[env_id].is_coming:
-            return not table.begins_with_step[env_id] or self.begins(env_id)
+            return not table.resets_in_next_step[env_id] or self.begins(env_id)
         return any(map(self._is_mending, rows)) and not any(map(table.owes, rows))
 
     def is_settled(self, env_id: int) -> bool:
@@ -156,7 +156,7 @@ class Together:
         if isinstance(rows, range) and not (table.undelivered or table.unexecuted):
             busy = table.phases.column[rows.start : rows.stop].translate(None, _QUIET)
             # None is, or they begin with the next step.
-            if table.begins_with_step[rows.start : rows.stop].count(1) == len(busy):
+            if table.resets_in_next_step[rows.start : rows.stop].count(1) == len(busy):
                 return True
         return not any(table.owes(i) or self._is_mending(i) for i in rows)
 
@@ -197,15 +197,15 @@ class Together:
         if owed + len(table.undelivered) + len(table.unexecuted) == len(env_ids):
             return list(env_ids)
         owes, arrived = table.owes, set(env_ids)
-        late = {self._of(i) for i in self._rows if i not in arrived and owes(i)}
-        return [env_id for env_id in env_ids if self._of(env_id) not in late]
+        incomplete = {self._of(i) for i in self._rows if i not in arrived and owes(i)}
+        return [env_id for env_id in env_ids if self._of(env_id) not in incomplete]
 
     def goes_on(self, env_id: int) -> bool:
         """Whether an env, once it is handed out, waits for none that goes with it."""
         return not any(map(self._is_mending, self._of(env_id)))
 
     def begins(self, env_id: int) -> bool:
-        """Whether an env whose episode begins late has no step of others to wait for."""
+        """Whether an env that is reset in the next step of others has none to wait for."""
         return not any(
             self._table.states[i] is EnvState.RUN and not self._table.owes(i)
             for i in self._of(env_id)
@@ -213,21 +213,21 @@ class Together:
 
     def begun_with(self, env_ids: Iterable[int]) -> list[int]:
         """Return the envs whose next episodes begin with a step of these."""
-        late, stepped = self._table.begins_with_step, list(env_ids)
+        column, stepped = self._table.resets_in_next_step, list(env_ids)
         begun: list[int] = []
         for rows in self._batches:
-            of_rows = late[rows.start : rows.stop]
+            of_rows = column[rows.start : rows.stop]
             if 1 in of_rows and any(map(rows.__contains__, stepped)):
                 begun += compress(rows, of_rows)
         return begun
 
-    def doomed_with(self, env_id: int) -> EnvFailure | None:
+    def lost_with(self, env_id: int) -> EnvFailure | None:
         """Return the failure by which an env that goes with this one was lost, but is shown still.
 
         The actions that they are sent next can only be left unexecuted together.
         """
-        doomed = self._table.failed_while_ready
-        return next((doomed[i] for i in self._of(env_id) if i in doomed), None)
+        failed = self._table.failed_while_ready
+        return next((failed[i] for i in self._of(env_id) if i in failed), None)
 
 
 NEVER = math.inf
@@ -259,13 +259,13 @@ class EnvTable:
         awaits_reset: those of them that wait for the reset that belongs to them (`reset_inplace`).
         failed_while_ready: envs whose host died while they were ready, and with what failure.
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
-        retired: envs whose rows and places are left to a host that could not be killed.
+        retired: envs whose rows and buffers are left to a host that could not be killed.
         by_message: those, and envs whose data has no fixed layout: their steps are not posted.
         leased: envs that calls for batches do not see, and the failure that each was not spared
             since it was looked at last. They are in `by_message`, so that such calls look twice.
         posted_alone: those of them whose steps are posted all the same, by who has leased them.
-        begins_with_step: 1 for rows of batched envs whose next episodes begin with the next step of
-            others.
+        resets_in_next_step: 1 for rows of batched envs whose next episodes begin with the next step
+            of others.
         again: envs that are to be reset once more when the reset under way is over.
         episodes: of each env, resets that have succeeded.
         next_episodes: what that is when the reset that was begun last has succeeded.
@@ -277,7 +277,7 @@ class EnvTable:
         envs: all else, by env_id.
         index_of: where steps of each env_id are posted: at the index of its host, or all in one
             place where they run in the caller.
-        moves: how often an env_id has got another place there.
+        moves: how often an env_id has got another index there.
         has_batched: some envs are rows of batched envs, which are stepped together.
         launching: the first resets are not over.
         all_ids: of all envs, ascending; without spares.
@@ -304,7 +304,7 @@ class EnvTable:
         self.by_message: set[int] = set()
         self.leased: dict[int, EnvFailure | None] = {}
         self.posted_alone: set[int] = set()
-        self.begins_with_step = bytearray(count)
+        self.resets_in_next_step = bytearray(count)
         self.again: set[int] = set()
         self.episodes, self.next_episodes, self.episodes_done = ([0] * count for _ in range(3))
         self.next_resets: dict[int, NextReset] = {}
@@ -352,7 +352,7 @@ class EnvTable:
             IllegalTransitionError: that does not follow its phase; nothing was changed.
         """
         self._phases.apply(env_id, change)
-        self.begins_with_step[env_id] = 0
+        self.resets_in_next_step[env_id] = 0
 
     def launched(self, env_ids: Iterable[int]) -> None:
         """The hosts of envs are being started."""
@@ -416,44 +416,44 @@ class EnvTable:
                 with the next step of others).
         """
         column, running, ended = self.states.column, EnvState.RUN, []
-        begun, to_begin, done, late = (
+        begun, to_begin, done, in_next_step = (
             self.episodes,
             self.next_episodes,
             self.episodes_done,
-            self.begins_with_step,
+            self.resets_in_next_step,
         )
-        for env_id, episodes_done, is_late in endings:
+        for env_id, episodes_done, begins_with_others in endings:
             done[env_id], to_begin[env_id] = episodes_done, begun[env_id] + 1
-            late[env_id] = is_late
+            in_next_step[env_id] = begins_with_others
             ended.append(env_id)
         self._states.apply_all([i for i in ended if column[i] == running], Event.EPISODE_ENDED)
         self._phases.apply_all(ended, Change.RESET)
 
     def episodes_begun(
-        self, places: Mapping[int, int], infos: Mapping[int, dict[str, Any]]
+        self, buffers: Mapping[int, int], infos: Mapping[int, dict[str, Any]]
     ) -> None:
         """Envs have been reset, and there is nothing else to it; can be done again.
 
         Args:
-            places: where their first observations are, by env_id.
+            buffers: where their first observations are, by env_id.
             infos: what the resets said, of those that said anything.
         """
         for kept in (self.next_resets, self.reset_infos):
             if kept:
-                for env_id in places:
+                for env_id in buffers:
                     kept.pop(env_id, None)
         self.reset_infos.update(infos)
         if self.reset_params:
-            self.use_up_params(places)
-        self.awaits_reset.difference_update(places)
+            self.use_up_params(buffers)
+        self.awaits_reset.difference_update(buffers)
         column, running = self.states.column, EnvState.RUN
-        episodes, next_episodes, late = self.episodes, self.next_episodes, self.begins_with_step
-        for env_id in places:
-            episodes[env_id], late[env_id] = next_episodes[env_id], 0
-        resetting = [env_id for env_id in places if column[env_id] != running]
+        episodes, next_episodes = self.episodes, self.next_episodes
+        for env_id in buffers:
+            episodes[env_id], self.resets_in_next_step[env_id] = next_episodes[env_id], 0
+        resetting = [env_id for env_id in buffers if column[env_id] != running]
         self._states.apply_all(resetting, Event.RESET_SUCCEEDED)
-        self.observed.began(places)
-        self._phases.apply_all(places, Change.SETTLE)  # last: until then it is done again
+        self.observed.began(buffers)
+        self._phases.apply_all(buffers, Change.SETTLE)  # last: until then it is done again
 
     def use_up_params(self, env_ids: Iterable[int]) -> None:
         """Forget reset params that were for one reset, which has succeeded."""
@@ -490,7 +490,7 @@ class EnvTable:
         """Whether an env, once it is handed out, waits for none that goes with it."""
         return self._together is None or self._together.goes_on(env_id)
 
-    def may_begin_with_step(self, env_id: int) -> bool:
+    def may_reset_in_next_step(self, env_id: int) -> bool:
         """Whether the next episode of an env may begin with the next step of others."""
         return self._together is not None and env_id in self._together
 
@@ -499,22 +499,22 @@ class EnvTable:
 
         The actions that they are sent next can only be left unexecuted together.
         """
-        return None if self._together is None else self._together.doomed_with(env_id)
+        return None if self._together is None else self._together.lost_with(env_id)
 
     def begun_with(self, env_ids: Iterable[int]) -> list[int]:
         """Return the envs whose next episodes begin with a step of these."""
-        if self._together is None or 1 not in self.begins_with_step:
+        if self._together is None or 1 not in self.resets_in_next_step:
             return []
         return self._together.begun_with(env_ids)
 
     def waits_for_step(self, env_id: int) -> None:
         """The next episode of an env begins with the next step of others."""
-        self.begins_with_step[env_id] = 1
+        self.resets_in_next_step[env_id] = 1
 
     def waits_no_more(self, env_ids: Iterable[int]) -> None:
         """The next episodes of envs wait for no step of others; can be done again."""
         for env_id in env_ids:
-            self.begins_with_step[env_id] = 0
+            self.resets_in_next_step[env_id] = 0
 
     def reset_with(self, env_id: int) -> Sequence[int]:
         """Return the env_ids that can only be reset all together with this one; itself included."""
@@ -522,7 +522,7 @@ class EnvTable:
         return (env_id,) if env.batch is None or env.resets_alone else env.batch.env_ids
 
     def begins_alone(self, env_id: int) -> bool:
-        """Whether an env whose episode begins late has no step of others to wait for any more."""
+        """Whether an env that is reset in the next step of others has none to wait for any more."""
         return self._together is not None and self._together.begins(env_id)
 
     @property
@@ -554,7 +554,7 @@ class EnvTable:
     @property
     def awaits_nothing(self) -> bool:
         """Whether all envs are ready but for those that begin with the next step of others."""
-        n_ready = len(self.begins_with_step) - self.begins_with_step.count(1)
+        n_ready = len(self.resets_in_next_step) - self.resets_in_next_step.count(1)
         idle, in_run = self.phases.column.count(Phase.IDLE), self.states.column.count(EnvState.RUN)
         is_clear = not (self.undelivered or self.failed_while_ready or self.leased)
         return idle == in_run == n_ready and is_clear
@@ -616,7 +616,7 @@ class EnvTable:
         return Phase.POSTED in column or Phase.STEPPING in column or bool(self.unexecuted)
 
     def retire(self, env_id: int) -> None:
-        """Use the row and the places of an env no more."""
+        """Use the row and the buffers of an env no more."""
         self.retired.add(env_id)
         self.by_message.add(env_id)
         self.posted_alone.discard(env_id)
@@ -708,7 +708,7 @@ class ManagedEnv:
         group: the envs that share its host.
         generation: how often the env behind the id was renewed.
         host_id: its host; None if it has none, or takes no part in the one of its group.
-        order: place of what the host does by itself in the order of requests.
+        order: number of what the host does by itself in the order of requests.
         deadline: when what it does times out, or a pause ends. Requests to a shared host have none
             of their own (see `HostGroup.deadline`), nor have posted steps.
         limit_s: the time limit that was set last.
@@ -716,11 +716,12 @@ class ManagedEnv:
         pause_s: how long to pause before that.
         base_seed: the seed it was given last, from which those of later generations are derived.
         new_seed: given by `seed` and not used yet; the next explicit reset takes it.
-        has_plan: its host knows what resets it is to begin with, by itself or when one is ordered.
+        has_plan: its host knows what resets it is to begin with, by itself or when one is posted.
         attended: an episode is to begin when its repair is over; else it goes to NEED_RESET.
         waits: its episode has ended, and the next one begins when its host has been replaced.
         renewals_in_a_row: renewals since the last reset that succeeded.
-        fresh: of a doomed env: what it shows after the timestep that it gets for its next action.
+        fresh: of one that failed while it was ready: what it shows after the timestep that it gets
+            for its next action.
         resets_alone: it can be reset while other rows of its batched env are in an episode.
         dropped: its failure budget is spent and it takes no more part.
         cancelled: its host was told to cancel this request, which has exceeded its limit.
@@ -965,7 +966,7 @@ class HostGroup:
     Who belongs to it never changes, except where a spare takes the place of another env.
 
     Attributes:
-        index: its place among the groups.
+        index: its index among the groups.
         envs: its envs, by ascending env_id.
         is_shared: there are several.
         is_async: its host goes on with other envs while one does what it was asked for.
@@ -1040,7 +1041,11 @@ class HostGroup:
         them: the block says which of those is run. Nor are resets that wait for a step of others.
         """
         return sorted(
-            (s for s in self.envs if s.phase in AWAITED and not s.table.begins_with_step[s.env_id]),
+            (
+                s
+                for s in self.envs
+                if s.phase in AWAITED and not s.table.resets_in_next_step[s.env_id]
+            ),
             key=lambda env: max(env.request_id, env.order),
         )
 
@@ -1128,7 +1133,7 @@ class Selection:
         hosts: the indexes of their hosts.
         window: their rows of the columns, if they are neighbours and steps are posted.
         in_c: likewise, for ordinary steps of all of them in C; None where Python takes them.
-        arenas: their rows of the arenas, by place, as far as they were asked for; if they are.
+        arenas: their rows of the arenas, by buffer, as far as they were asked for; if they are.
         is_ascending: whether the env_ids ascend.
         ordinary: what `Collector` has read from replies of ordinary steps, by their flags: equal
             flags say the same again.
@@ -1184,10 +1189,10 @@ class Selection:
 
     def may_be_posted(self, table: EnvTable) -> bool:
         """Whether all of these envs take an action now that their hosts can execute."""
-        ids, undelivered, doomed = self.ids, table.undelivered, table.failed_while_ready
+        ids, undelivered, failed = self.ids, table.undelivered, table.failed_while_ready
         if undelivered and not undelivered.keys().isdisjoint(ids):
             return False
-        if doomed and not doomed.keys().isdisjoint(ids):
+        if failed and not failed.keys().isdisjoint(ids):
             return False
         if table.by_message and not table.by_message.isdisjoint(ids):
             return False
@@ -1217,7 +1222,7 @@ class Selections:
         table: which host serves which env.
 
     Attributes:
-        moves: how often an env_id had got another place when this was asked last: if there are more
+        moves: how often an env_id had got another index when this was asked last: if there are more
             by now, what it gave before may not be used any more.
         in_c: makes what takes ordinary steps of a selection in C; None where there is nothing.
     """

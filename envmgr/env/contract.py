@@ -129,7 +129,7 @@ def _as_array(rewards: Any) -> Any:
         return rewards
 
 
-TOLD, TERMINATED, TRUNCATED = 1, 2, 4
+ENDING_GIVEN, TERMINATED, TRUNCATED = 1, 2, 4
 """Bits of `ending` in a `StepResult`: the env says how episodes end, and how this one did."""
 
 StepResult = tuple[Any, Any, bool, int, Any]
@@ -172,8 +172,8 @@ def gymnasium_step_result(result: Any, source: object) -> StepResult:
     if type(reward) is not float and not info.get("abnormal"):  # an abnormal step may have none
         reward = scalar_reward(reward)
     if not (terminated or truncated):
-        return obs, reward, False, TOLD, info
-    ending = TOLD | (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+        return obs, reward, False, ENDING_GIVEN, info
+    ending = ENDING_GIVEN | (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
     return obs, reward, True, ending, info
 
 

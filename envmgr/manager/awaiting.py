@@ -1,7 +1,7 @@
-"""What a coroutine awaits and a thread tells it of: on asyncio, and on trio where that runs it.
+"""What a coroutine awaits and a thread notifies it of: on asyncio, and on trio where that runs it.
 
 Nothing else of managers and leases knows which of the two it is. A `Signal` is made where the
-coroutine runs (`signal_here`), told from any thread, and awaited by that coroutine alone.
+coroutine runs (`signal_here`), notified from any thread, and awaited by that coroutine alone.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ class Signal(Protocol):
 
     loop: Any
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the coroutine; from any thread, also when its loop has ended."""
 
     async def wait(self, seconds: float = math.inf) -> bool:
-        """Wait until it is told, for so long at most; return whether it was.
+        """Wait until it is notified, for so long at most; return whether it was.
 
         Who is cancelled in this does not wait for it again.
         """
 
     async def until_cancelled(self) -> BaseException | None:
-        """Wait until it is told; return what it was cancelled with, if it was before that."""
+        """Wait until it is notified; return what it was cancelled with, if it was before that."""
 
     async def wait_through(self) -> BaseException | None:
-        """Wait until it is told, however often that is cancelled; return the latest wish, if known.
+        """Wait until it is notified, however often that is cancelled; return the latest, if known.
 
         Who has been given one has to raise it.
         """
 
     @property
-    def is_told(self) -> bool:
+    def is_notified(self) -> bool:
         """Whether the coroutine knows."""
 
 
@@ -53,7 +53,7 @@ class AsyncioSignal:
         self.loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] = self.loop.create_future()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the coroutine."""
         try:
             self.loop.call_soon_threadsafe(self._set)
@@ -65,7 +65,7 @@ class AsyncioSignal:
             self._future.set_result(None)
 
     async def wait(self, seconds: float = math.inf) -> bool:
-        """Wait until it is told, for so long at most; return whether it was."""
+        """Wait until it is notified, for so long at most; return whether it was."""
         if math.isinf(seconds):
             await self._future
         else:
@@ -73,7 +73,7 @@ class AsyncioSignal:
         return self._future.done()
 
     async def until_cancelled(self) -> BaseException | None:
-        """Wait until it is told; return what it was cancelled with, if it was before that."""
+        """Wait until it is notified; return what it was cancelled with, if it was before that."""
         try:
             await asyncio.shield(self._future)
         except asyncio.CancelledError as error:
@@ -81,14 +81,14 @@ class AsyncioSignal:
         return None
 
     async def wait_through(self) -> BaseException | None:
-        """Wait until it is told, however often that is cancelled; return the latest wish."""
+        """Wait until it is notified, however often that is cancelled; return the latest wish."""
         cancelled = None
         while not self._future.done():
             cancelled = await self.until_cancelled() or cancelled
         return cancelled
 
     @property
-    def is_told(self) -> bool:
+    def is_notified(self) -> bool:
         """Whether the coroutine knows."""
         return self._future.done()
 
@@ -103,7 +103,7 @@ class TrioSignal:
         self.loop: Any = self._trio.lowlevel.current_trio_token()
         self._event: Any = self._trio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the coroutine."""
         try:
             self.loop.run_sync_soon(self._event.set)
@@ -111,13 +111,13 @@ class TrioSignal:
             return
 
     async def wait(self, seconds: float = math.inf) -> bool:
-        """Wait until it is told, for so long at most; return whether it was."""
+        """Wait until it is notified, for so long at most; return whether it was."""
         with self._trio.move_on_after(seconds):
             await self._event.wait()
-        return self.is_told
+        return self.is_notified
 
     async def until_cancelled(self) -> BaseException | None:
-        """Wait until it is told; return what it was cancelled with, if it was before that."""
+        """Wait until it is notified; return what it was cancelled with, if it was before that."""
         try:
             await self._event.wait()
         except self._trio.Cancelled as error:
@@ -125,13 +125,13 @@ class TrioSignal:
         return None
 
     async def wait_through(self) -> BaseException | None:
-        """Wait until it is told; trio cancels what comes after that, if it is to be cancelled."""
+        """Wait until it is notified; trio cancels what comes after, if it is to be cancelled."""
         with self._trio.CancelScope(shield=True):
             await self._event.wait()
         return None
 
     @property
-    def is_told(self) -> bool:
+    def is_notified(self) -> bool:
         """Whether the coroutine knows."""
         return bool(self._event.is_set())
 

@@ -51,12 +51,12 @@ class _ThreadSignal:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the thread; from any other."""
         self._lock.release()
 
     def wait(self, seconds: float = math.inf) -> bool:
-        """Wait until it is told, for so long at most."""
+        """Wait until it is notified, for so long at most."""
         if threading.current_thread() is not threading.main_thread():
             return self._lock.acquire(timeout=-1 if math.isinf(seconds) else seconds)
         while not self._lock.acquire(timeout=min(seconds, NOTICE_S)):  # a signal may come before it
@@ -140,7 +140,7 @@ class _Slot:
 
 def _step(signal: Any, action: Any, timeout_s: float | None) -> SlotCall:
     limit_s = None if timeout_s is None else _limit(timeout_s, "timeout_s")
-    return SlotCall(signal.tell, "step", limit_s, action=action)
+    return SlotCall(signal.notify, "step", limit_s, action=action)
 
 
 def _reset(
@@ -153,7 +153,7 @@ def _reset(
     if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
         raise ConfigError(f"seed should be an integer or None, found {seed!r}. Nothing was reset.")
     return SlotCall(
-        signal.tell,
+        signal.notify,
         "reset",
         _limit(timeout_s, "timeout_s"),
         seed=None if seed is None else int(seed),
@@ -406,7 +406,7 @@ class Lease:
         if self._tenancy is not None:
             raise LeaseError("this lease was used before: call manager.lease() for each")
         owner = self.lessor.owner()
-        tenancy = Tenancy(signal.tell, self._episode_s)
+        tenancy = Tenancy(signal.notify, self._episode_s)
         self._owner, self._tenancy = owner, tenancy
         owner.slots.ask(tenancy)
         owner.wake()

@@ -144,7 +144,7 @@ class EnvManager:
         kind, env_num = self._transport_cls, len(self._env_fn)
         check_kind(config, hides_resets=kind.works_alone, refused=kind.refused)
         config = with_batches(
-            config.with_env_num(env_num), self._env_fn, in_line=not kind.works_alone
+            config.with_env_num(env_num), self._env_fn, inline=not kind.works_alone
         )
         self._config = config
         self._worker_count = WorkerCount(config, env_num, packs_envs=kind.packs_envs)
@@ -536,10 +536,10 @@ class EnvManager:
 
     def _ready_ids(self, supervisor: Supervisor) -> list[int]:
         """Return the envs that are ready, at least one; none if all are DONE."""
-        ready = supervisor.ready_ids()
+        ready = supervisor.table.ready_ids()
         if not ready and await_one_ready(self._running.engine, supervisor):
             self._surface(supervisor)
-            ready = supervisor.ready_ids()
+            ready = supervisor.table.ready_ids()
         return ready
 
     @property
@@ -555,14 +555,14 @@ class EnvManager:
         """The envs that take an action now, ascending; does not wait."""
         with self._running.calling as supervisor:
             self._running.engine.collect()
-            return supervisor.ready_ids()
+            return supervisor.table.ready_ids()
 
     @property
     def ready_info(self) -> dict[int, dict[str, Any]]:
         """What the latest reset of each ready env said besides the observation."""
         with self._running.calling as supervisor:
             self._running.engine.collect()
-            return {i: supervisor.envs[i].reset_info for i in supervisor.ready_ids()}
+            return {i: supervisor.envs[i].reset_info for i in supervisor.table.ready_ids()}
 
     def reset_infos(self, env_ids: EnvIds) -> list[dict[str, Any]]:
         """Return what the latest reset of each of these envs said besides the observation.
@@ -669,7 +669,7 @@ class EnvManager:
         view = self._view
         by_id: Any = actions
         if type(actions) is not dict or not self._shows_dicts:
-            by_id = view.actions(actions, supervisor.ready_ids)
+            by_id = view.actions(actions, supervisor.table.ready_ids)
         repair = supervisor.repair
         if (repair.fatal_errors or repair.urgent) and (
             by_id or not supervisor.statistics.outstanding

@@ -38,7 +38,7 @@ class _Job:
             self.error = error
         if self.undo is not None and self.error is None:
             self.undo()
-        self.done.tell()
+        self.done.notify()
 
     def outcome(self) -> Any:
         """Return what it gave, or raise what it raised."""
@@ -122,7 +122,7 @@ class CallThread:
             abandon()
             raise
         if cancelled is not None:
-            if not job.done.is_told:
+            if not job.done.is_notified:
                 abandon()
                 await job.done.wait_through()
             if job.error is None:

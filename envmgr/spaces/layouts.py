@@ -94,10 +94,10 @@ class TextLeaf(Leaf):
         if type(text) is not str:
             return None
         data = text.encode("utf-8", "surrogatepass")
-        return _TEXT_LENGTH.pack(len(data)) + data if len(data) <= self.room else None
+        return _TEXT_LENGTH.pack(len(data)) + data if len(data) <= self.max_bytes else None
 
     @cached_property
-    def room(self) -> int:
+    def max_bytes(self) -> int:
         """Most bytes that a text may have."""
         return self.nbytes - _TEXT_LENGTH.size
 
@@ -110,7 +110,7 @@ class TextReader:
     """
 
     def __init__(self, leaf: TextLeaf) -> None:
-        self._room = leaf.room
+        self._max_bytes = leaf.max_bytes
         self._where = path_text(leaf.path)
         self._known: dict[bytes, str] = {}
 
@@ -132,13 +132,13 @@ class TextReader:
         Raises:
             ValueMismatchError: those of a text make no sense.
         """
-        room, header, length_at = self._room, _TEXT_LENGTH.size, _TEXT_LENGTH.unpack_from
+        max_bytes, header, length_at = self._max_bytes, _TEXT_LENGTH.size, _TEXT_LENGTH.unpack_from
         known, texts = self._known, list[str]()
         for start in at:
             (length,) = length_at(memory, start)
-            if length > room:
+            if length > max_bytes:
                 raise ValueMismatchError(
-                    f"value{self._where} is a text of {length} bytes, there is room for {room}"
+                    f"value{self._where} is a text of {length} bytes, there is room for {max_bytes}"
                 )
             first = start + header
             data = bytes(memory[first : first + length])  # once: it may change while it is read

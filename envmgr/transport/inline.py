@@ -117,7 +117,7 @@ class InlineTransport(Transport):
             )
             self._hosts[spec.host_id] = entry = _InlineHost(host)
             self._has_work = True
-            self._host_of.update((order.env_id, spec.host_id) for order in spec.envs)
+            self._host_of.update((env.env_id, spec.host_id) for env in spec.envs)
             entry.inbox.extend(hellos(spec.envs))
 
     def prepare(self, host_id: int, message: Message) -> Message:
@@ -214,8 +214,8 @@ class InlineTransport(Transport):
                 entry.give_up()
                 while len(self.arrivals) > n_before:
                     self.arrivals.pop()
-                late = TimedOut(entry.request_id, limit_s, self._alarm.where)
-                self.arrivals.append((host_id, late))
+                timed_out = TimedOut(entry.request_id, limit_s, self._alarm.where)
+                self.arrivals.append((host_id, timed_out))
         except BaseException as error:  # Ctrl-C
             self._abandon(host_id, error)
             raise

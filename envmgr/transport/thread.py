@@ -39,7 +39,7 @@ _PROCESS = "runs its envs on threads of the trainer's process, "
 class _Entry(NamedTuple):
     """A host: its index, where its requests go, and its thread."""
 
-    place: int
+    host_index: int
     inbox: QueueInbox
     thread: threading.Thread
 
@@ -85,7 +85,7 @@ class ThreadTransport(OutboxTransport):
         ring = outbox.bell.wake if self.has_block else None
         for spec in specs:
             inbox = QueueInbox(partial(outbox.put, spec.host_id))
-            env_ids = ",".join(str(order.env_id) for order in spec.envs)
+            env_ids = ",".join(str(env.env_id) for env in spec.envs)
             thread = threading.Thread(
                 target=_run,
                 args=(spec, inbox, outbox),
@@ -154,7 +154,7 @@ class ThreadTransport(OutboxTransport):
 
     def _count(self, entry: _Entry) -> None:
         if self._messages_sent is not None:
-            self._messages_sent[entry.place] = next(self._message_numbers)
+            self._messages_sent[entry.host_index] = next(self._message_numbers)
 
     # -- the block --------------------------------------------------------------------------
 

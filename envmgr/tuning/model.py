@@ -105,17 +105,17 @@ class _Simulation:
     """Envs, workers, cores and a trainer, moved from batch to batch."""
 
     def __init__(self, setting: Setting, env_num: int, env: EnvFigures, machine: Machine) -> None:
-        in_line = not setting.has_workers
+        inline = not setting.has_workers
         n_workers = env_num if setting.num_workers is None else min(setting.num_workers, env_num)
         self._n, self._env, self._machine = env_num, env, machine
         self._wait_num = min(setting.wait_num, env_num)
-        self._in_line = in_line
-        self._wake_s = 0.0 if in_line else machine.wakes_s(n_workers + setting.spare_env_num)
-        self._step_s = 0.0 if in_line else machine.step_s
+        self._inline = inline
+        self._wake_s = 0.0 if inline else machine.wakes_s(n_workers + setting.spare_env_num)
+        self._step_s = 0.0 if inline else machine.step_s
         self._random = random.Random(_SEED)
-        self._worker_of = [0 if in_line else i * n_workers // env_num for i in range(env_num)]
-        self._free_at = [0.0] * (1 if in_line else n_workers)
-        self._cores = [0.0] * (1 if in_line else machine.cores)
+        self._worker_of = [0 if inline else i * n_workers // env_num for i in range(env_num)]
+        self._free_at = [0.0] * (1 if inline else n_workers)
+        self._cores = [0.0] * (1 if inline else machine.cores)
         self._ready_at = [0.0] * env_num
         self._left = [self._length(phase=True) for _ in range(env_num)]
         self._spares = [0.0] * setting.spare_env_num
@@ -186,7 +186,7 @@ class _Simulation:
             self._free_at[worker] = finished
             if by_worker[worker]:
                 heapq.heappush(turns, (finished, worker, False))
-        if self._in_line:
+        if self._inline:
             self._now = self._free_at[0]
 
     def _take(self, finished: float, i: int) -> None:
@@ -205,7 +205,7 @@ class _Simulation:
             return
         begin = max(finished, self._free_at[worker])
         self._ready_at[i] = self._free_at[worker] = self._on_core(begin, cpu_s) + wait_s
-        if self._in_line:
+        if self._inline:
             self._now = self._ready_at[i]
 
     def _on_core(self, begin: float, cpu_s: float) -> float:

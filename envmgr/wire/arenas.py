@@ -1,12 +1,12 @@
 """Observation buffers: how observations get from a host to the parent.
 
 Observations of a fixed layout are written into an arena in shared memory, which has for each leaf
-one array `(places, env_num, *shape)`. The observations of an env take its places in turn; those of
-steps and those of resets each have a cycle of their own. The reply names the place. So envs that
-are stepped together are at the same place, and their batch is one slice of the array, whichever
-episodes have ended. There are enough places for a view that was handed out to stay valid as long as
-promised: see `Places`. Without an arena, or without a fixed layout, the reply carries the
-observation itself. A text is in the arena as an array of bytes, if it is not too long.
+one array `(buffers, env_num, *shape)`. The observations of an env take its buffers in turn; those
+of steps and those of resets each have a cycle of their own. The reply names the buffer. So envs
+that are stepped together are in the same buffer, and their batch is one slice of the array,
+whichever episodes have ended. There are enough buffers for a view that was handed out to stay valid
+as long as promised: see `Buffers`. Without an arena, or without a fixed layout, the reply carries
+the observation itself. A text is in the arena as an array of bytes, if it is not too long.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from envmgr.wire.info_forms import InfoField
 
 
 @dataclass(frozen=True)
-class Places:
-    """How many observations of an env are kept, each at a place of its own.
+class Buffers:
+    """How many observations of an env are kept, each in a buffer of its own.
 
     Attributes:
-        steps: how many of its steps; they are at the places 0 to `steps - 1`.
-        resets: how many of its resets; their places follow.
+        steps: how many of its steps; they are in the buffers 0 to `steps - 1`.
+        resets: how many of its resets; their buffers follow.
     """
 
     steps: int
@@ -36,27 +36,27 @@ class Places:
 
     @property
     def count(self) -> int:
-        """How many places there are together."""
+        """How many buffers there are together."""
         return self.steps + self.resets
 
-    def after(self, place: int) -> int:
-        """Return the place that its next observation of the same kind takes."""
-        if place < self.steps:
-            return (place + 1) % self.steps
-        return self.steps + (place + 1 - self.steps) % self.resets
+    def after(self, buffer: int) -> int:
+        """Return the buffer that its next observation of the same kind takes."""
+        if buffer < self.steps:
+            return (buffer + 1) % self.steps
+        return self.steps + (buffer + 1 - self.steps) % self.resets
 
 
 CopyOnGet = Literal[True, False, "until_send", "checked"]
 """Whether observations are copied out of shared memory, or how long views of it stay valid."""
 
-COPIED = Places(2, 2)
+COPIED = Buffers(2, 2)
 """The newest observation stays while the next one is written, which may fail half-way."""
 
-VIEWED = Places(3, 3)
+VIEWED = Buffers(3, 3)
 """A view stays valid through two more steps of its env, both of which may end an episode."""
 
 
-def places_for(copy_on_get: CopyOnGet) -> Places:
+def buffers_for(copy_on_get: CopyOnGet) -> Buffers:
     """Return how many observations are kept."""
     return COPIED if copy_on_get in (True, "until_send") else VIEWED
 
@@ -67,13 +67,13 @@ class Placement:
 
     Attributes:
         layout: the leaves of an observation.
-        places: how many places the env has.
+        buffers: how many buffers the env has.
         offset: the first byte of the arena in the shared memory.
         nbytes: the size of the whole memory.
         rows: how many envs share the arena.
         row: this env's row in it.
-        step_place: the place for the next step; never one whose view is in use.
-        reset_place: likewise for its next reset.
+        step_buffer: the buffer for the next step; never one whose view is in use.
+        reset_buffer: likewise for its next reset.
         block: the columns that its steps may be posted in; None if they go by message.
         host_index: which of the manager's hosts serves it.
         action_kind: which of the kinds of actions in the block it takes.
@@ -81,13 +81,13 @@ class Placement:
     """
 
     layout: Layout
-    places: Places
+    buffers: Buffers
     offset: int
     nbytes: int
     rows: int
     row: int
-    step_place: int
-    reset_place: int
+    step_buffer: int
+    reset_buffer: int
     block: BlockPlan | None = None
     host_index: int = 0
     action_kind: int = 0
@@ -110,13 +110,13 @@ class ObservationRules:
 
 
 def plan_placements(
-    layouts: Sequence[Layout | None], places: Places, offset: int = 0
+    layouts: Sequence[Layout | None], buffers: Buffers, offset: int = 0
 ) -> tuple[list[Placement | None], int]:
     """Lay out one memory for all envs: one arena for each distinct layout.
 
     Args:
         layouts: the layout of each env_id; None takes no room.
-        places: how many observations are kept.
+        buffers: how many observations are kept.
         offset: bytes of the memory that something else takes before the first arena.
 
     Returns:
@@ -130,28 +130,28 @@ def plan_placements(
     nbytes = aligned(offset)
     for layout, env_ids in members.items():
         starts[layout] = nbytes
-        nbytes += sum(aligned(places.count * len(env_ids) * leaf.nbytes) for leaf in layout.leaves)
+        nbytes += sum(aligned(buffers.count * len(env_ids) * leaf.nbytes) for leaf in layout.leaves)
     placements: list[Placement | None] = [None] * len(layouts)
     for layout, env_ids in members.items():
         start, rows = starts[layout], len(env_ids)
         for row, env_id in enumerate(env_ids):
             placements[env_id] = Placement(
-                layout, places, start, nbytes, rows, row, step_place=0, reset_place=places.steps
+                layout, buffers, start, nbytes, rows, row, step_buffer=0, reset_buffer=buffers.steps
             )
     return placements, nbytes
 
 
 def arena_arrays(memory: Any, placement: Placement) -> list[Array]:
-    """Return the arena that an env has a row in, per leaf: `(places, rows, *shape)`."""
+    """Return the arena that an env has a row in, per leaf: `(buffers, rows, *shape)`."""
     arrays: list[Array] = []
     offset = placement.offset
     for leaf in placement.layout.leaves:
-        shape = (placement.places.count, placement.rows, *leaf.shape)
+        shape = (placement.buffers.count, placement.rows, *leaf.shape)
         arrays.append(np.ndarray(shape, dtype=leaf.dtype, buffer=memory, offset=offset))
-        offset += aligned(placement.places.count * placement.rows * leaf.nbytes)
+        offset += aligned(placement.buffers.count * placement.rows * leaf.nbytes)
     return arrays
 
 
-def place_arrays(memory: Any, placement: Placement) -> list[Array]:
-    """Return the places of one env in shared memory, per leaf: `(places, *shape)`."""
+def buffer_arrays(memory: Any, placement: Placement) -> list[Array]:
+    """Return the buffers of one env in shared memory, per leaf: `(buffers, *shape)`."""
     return [array[:, placement.row] for array in arena_arrays(memory, placement)]

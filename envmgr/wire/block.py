@@ -25,7 +25,7 @@ from envmgr.spaces import Array, Layout
 from envmgr.wire import timeline
 from envmgr.wire.latencies import KINDS, NUMBERS
 from envmgr.wire.messages import AfterStep
-from envmgr.wire.rewards import ARRAYS, FIRST_ARRAY, FIRST_WIDE, ROOM
+from envmgr.wire.rewards import ARRAYS, FIRST_ARRAY, FIRST_WIDE, LENGTH
 
 _ALIGNMENT_BYTES = 64
 _WORDS = 8
@@ -42,8 +42,8 @@ _REQUEST_BITS = 44
 MAX_REQUEST_ID = (1 << _REQUEST_BITS) - 1
 TOKEN_BYTES = 8
 
-# Flags of a reply: the place of its observation, and what else there is to know.
-PLACE_BITS = 0x000F
+# Flags of a reply: the buffer of its observation, and what else there is to know.
+BUFFER_BITS = 0x000F
 ENDING_SHIFT = 4
 ENDING_BITS = 0x0070
 DONE = 0x0080
@@ -52,16 +52,16 @@ AFTER_SHIFT = 9
 AFTER_BITS = 0x0600
 REWARD_SHIFT = 11
 REWARD_BITS = 0xF800
-TOLD_BIT = 0x0010
-ORDINARY_BITS = PLACE_BITS | TOLD_BIT
+ENDING_GIVEN_BIT = 0x0010
+ORDINARY_BITS = BUFFER_BITS | ENDING_GIVEN_BIT
 """A reply that has only these flags belongs to an ordinary step."""
-PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
+PLAIN_END = DONE | ENDING_GIVEN_BIT | AfterStep.RESETS << AFTER_SHIFT
 RESETS = AfterStep.RESETS << AFTER_SHIFT
-LATE = AfterStep.RESETS_LATE << AFTER_SHIFT
-LATE_END = DONE | TOLD_BIT | LATE
-PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
-"""An episode has ended, and its host begins the next one, soon or late: with these bits and none of
-the others there is nothing else to the reply, if its reward is a float, as kind 0 is."""
+RESETS_IN_NEXT_STEP = AfterStep.RESETS_IN_NEXT_STEP << AFTER_SHIFT
+NEXT_STEP_END = DONE | ENDING_GIVEN_BIT | RESETS_IN_NEXT_STEP
+PLAIN_END_BITS = DONE | ENDING_GIVEN_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
+"""An episode has ended, and its host begins the next one, now or in the next step: with these bits
+and no others there is nothing else to the reply, if its reward is a float, as kind 0 is."""
 
 
 def token_of(generation: int, request_id: int) -> int:
@@ -134,7 +134,7 @@ class BlockPlan:
         env_num: how many rows there are.
         n_hosts: how many hosts serve them.
         actions: the layout of actions, or of the first kind of them.
-        reward_room: how many numbers a reward has room for.
+        reward_length: how many numbers a reward has room for.
         measures: whether hosts record how long steps and resets take.
         events: how many of its latest actions each host records.
         more_actions: the layouts of the other kinds, where action spaces differ.
@@ -144,7 +144,7 @@ class BlockPlan:
     env_num: int
     n_hosts: int
     actions: Layout
-    reward_room: int = ROOM
+    reward_length: int = LENGTH
     measures: bool = False
     events: int = 0
     more_actions: tuple[Layout, ...] = ()
@@ -169,7 +169,7 @@ class BlockPlan:
             ("replies", (n,), np.uint64),
             ("resets", (n,), np.uint64),
             ("rewards", (n,), np.float64),
-            ("wide_rewards", (n, self.reward_room), np.float64),
+            ("wide_rewards", (n, self.reward_length), np.float64),
             ("flags", (n,), np.uint16),
             ("reset_flags", (n,), np.uint16),
             ("kinds", (n,), np.uint8),
@@ -253,9 +253,9 @@ class Block:
         resets: (env_num,) the token of the reset that was run, or of the step after which an
             episode was begun.
         rewards: (env_num,) float64; see the module `rewards`.
-        wide_rewards: (env_num, reward_room) float64: rewards of several numbers.
+        wide_rewards: (env_num, reward_length) float64: rewards of several numbers.
         flags: (env_num,) the flags of replies.
-        reset_flags: (env_num,) the place of the first observation, and whether there is an info.
+        reset_flags: (env_num,) the buffer of the first observation, and whether there is an info.
         kinds: (env_num,) forms of actions, see `spaces.columns`.
         infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made, or a record of
             `info_forms.InfoForm`.

@@ -201,16 +201,16 @@ class Board:
         return copy
 
 
-def put_text(place: npt.NDArray[np.uint8], text: str) -> None:
-    """Write as much of a text as there is room for."""
-    data = text.encode(errors="replace")[: len(place)]
-    place[: len(data)] = memoryview(data)
-    place[len(data) :] = 0
+def put_text(cells: npt.NDArray[np.uint8], text: str) -> None:
+    """Write as much of a text as fits."""
+    data = text.encode(errors="replace")[: len(cells)]
+    cells[: len(data)] = memoryview(data)
+    cells[len(data) :] = 0
 
 
-def text_in(place: npt.NDArray[np.uint8]) -> str:
-    """Return the text in a place."""
-    return place.tobytes().rstrip(b"\0").decode(errors="replace")
+def text_in(cells: npt.NDArray[np.uint8]) -> str:
+    """Return the text in some bytes of the board."""
+    return cells.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 class PostedBoard:

@@ -32,7 +32,7 @@ class HostSettings:
         events: how many events each host records there.
         save_every: steps after which the state of an env is saved, to resume from; None never.
         copies_states: whether envs that do not give their state themselves are copied for it.
-        carries: replies by message carry observations, also those that have a place.
+        carries: replies by message carry observations, also those that have a place in an arena.
     """
 
     rules: ObservationRules = field(default_factory=ObservationRules)
@@ -121,7 +121,7 @@ class WorkerSetup(NamedTuple):
     """The first message to a worker.
 
     Attributes:
-        envs: (env_id, generation, request id of its HELLO, place of its factory in `factories`) of
+        envs: (env_id, generation, request id of its HELLO, index of its factory in `factories`) of
             each env, in the env in which they are built.
         factories: pickled, each once; not used by a process that was given them otherwise.
         host_index: the index of the host.

@@ -80,11 +80,11 @@ def columns_of(infos: Sequence[Any], *, hidden: frozenset[str] = OF_STEPS) -> In
     return InfoColumns(columns, present)
 
 
-def without(columns: InfoColumns, hidden: frozenset[str] = OF_STEPS) -> InfoColumns:
-    """Return columns without those of some keys."""
-    if hidden.isdisjoint(columns):
+def without_ends(columns: InfoColumns) -> InfoColumns:
+    """Return columns without those that say how episodes end, which batches have themselves."""
+    if OF_STEPS.isdisjoint(columns):
         return columns
-    kept = {key: column for key, column in columns.items() if key not in hidden}
+    kept = {key: column for key, column in columns.items() if key not in OF_STEPS}
     return InfoColumns(kept, columns.present)
 
 

@@ -939,7 +939,7 @@ class InfoWriter:
         env_id: the env.
         record: the bytes that it has for a record.
         numbers: says of which form that is.
-        row: the env's place there.
+        row: the env's row there.
 
     Attributes:
         function: writes an info that is not empty; False if it has to go otherwise.

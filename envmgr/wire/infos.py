@@ -29,37 +29,41 @@ class InfoEncoder:
     """The env's side.
 
     Args:
-        room: bytes that an info may take.
+        max_bytes: that an info may take.
     """
 
-    def __init__(self, room: int) -> None:
-        self._room = min(room, 0xFFFF)
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = min(max_bytes, 0xFFFF)
         self._encode = Encoder(enc_hook=_extension).encode
 
     def encode(self, info: Mapping[Any, Any]) -> bytes | None:
         """Return the bytes of an info, or None if it does not fit or has other things in it."""
-        if not _comes_out_as_it_is(info, self._room):
+        if not _comes_out_as_it_is(info, self._max_bytes):
             return None
         try:
             data = self._encode(dict(info))
         except (OverflowError, UnicodeEncodeError):  # more than 64 bits; half of a surrogate pair
             return None
-        return _LENGTH.pack(len(data)) + data if _LENGTH.size + len(data) <= self._room else None
+        return (
+            _LENGTH.pack(len(data)) + data if _LENGTH.size + len(data) <= self._max_bytes else None
+        )
 
 
-def _comes_out_as_it_is(info: Mapping[Any, Any], room: int) -> bool:
+def _comes_out_as_it_is(info: Mapping[Any, Any], max_bytes: int) -> bool:
     """Whether all entries are of types that are read back as such; a tuple would become a list.
 
-    Arrays that have no room by themselves are found here: to make bytes of them takes long.
+    Arrays that do not fit by themselves are found here: to make bytes of them takes long.
     """
     for key, value in info.items():
         if type(key) is not str:
             return False
         kind = type(value)
-        if kind in _PLAIN or (kind is dict and _comes_out_as_it_is(value, room)):
+        if kind in _PLAIN or (kind is dict and _comes_out_as_it_is(value, max_bytes)):
             continue
         is_array = kind is np.ndarray
-        if not (is_array or isinstance(value, np.generic)) or (is_array and value.nbytes > room):
+        if not (is_array or isinstance(value, np.generic)) or (
+            is_array and value.nbytes > max_bytes
+        ):
             return False
         if value.dtype.kind not in _NUMPY_KINDS:
             return False

@@ -89,20 +89,20 @@ class LargeMessageBuffer:
             return None
         if len(parts) == 1 and len(parts[0]) < LARGE_BYTES:
             return Frame(*message[:4], parts[0]).encoded()
-        place = self._write(parts)
-        if place is None:
+        start = self._write(parts)
+        if start is None:
             return None
         self._number += 1
-        head = _HEAD.pack(self._number, place, zlib.crc32(parts[0]))
+        head = _HEAD.pack(self._number, start, zlib.crc32(parts[0]))
         body = head + b"".join(_NUMBER.pack(len(part)) for part in parts)
         return Frame(message.op | IN_BUFFER, *message[1:4], body).encoded()
 
     def _write(self, parts: list[Any]) -> int | None:
-        """Write parts into the buffer, and return where; None if there is no place."""
+        """Write parts into the buffer, and return where; None if there is no memory."""
         memory = self._memory
         if memory is not None and _NUMBER.unpack_from(memory)[0] == self._number:
             self._end = _BEGIN
-        place, end = self._end, self._end + sum(map(len, parts))
+        start, end = self._end, self._end + sum(map(len, parts))
         if memory is None or end > len(memory):
             try:
                 memory = self._memory = self._opened(end)
@@ -111,7 +111,7 @@ class LargeMessageBuffer:
         for part in parts:
             memory[self._end : self._end + len(part)] = part
             self._end += len(part)
-        return place
+        return start
 
     def _opened(self, nbytes: int) -> mmap.mmap:
         """Return at least so much of the buffer, with all its pages, so that no write can fail."""
@@ -139,24 +139,24 @@ class LargeMessageBuffers:
             FrameError: it is not there, or cannot be unpickled.
         """
         try:
-            _, place, checksum = _HEAD.unpack_from(frame.body)
+            _, start, checksum = _HEAD.unpack_from(frame.body)
             lengths = [length for (length,) in _NUMBER.iter_unpack(frame.body[_HEAD.size :])]
         except struct.error as error:
             raise FrameError(f"it does not say where it is in its buffer: {error}") from error
         nbytes = sum(lengths)
-        if not 0 < len(lengths) <= _MOST_PARTS or place + nbytes > BUFFER_BYTES:
-            raise FrameError(f"{len(lengths)} parts at {place}, {nbytes} bytes, exceed its buffer")
+        if not 0 < len(lengths) <= _MOST_PARTS or start + nbytes > BUFFER_BYTES:
+            raise FrameError(f"{len(lengths)} parts at {start}, {nbytes} bytes, exceed its buffer")
         parts = [bytearray(length) for length in lengths]
         try:
-            found = os.preadv(self._fd, parts, buffer_offset(host_id) + place)
+            found = os.preadv(self._fd, parts, buffer_offset(host_id) + start)
         except OSError as error:
             raise FrameError(f"its buffer cannot be read: {error}") from error
         if found != nbytes or zlib.crc32(parts[0]) != checksum:
-            raise FrameError(f"a damaged message in its buffer, at {place}")
+            raise FrameError(f"a damaged message in its buffer, at {start}")
         return frame._replace(op=frame.op & ~IN_BUFFER, body=parts[0]).message(parts[1:])
 
     def free(self, frame: Frame, host_id: int) -> None:
-        """Give the host back the place of a message, and of all messages before it."""
+        """Give the host back the memory of a message, and of all messages before it."""
         with contextlib.suppress(OSError):  # then the host uses its pipe when the buffer is full
             os.pwrite(self._fd, frame.body[: _NUMBER.size], buffer_offset(host_id))
 

@@ -83,7 +83,7 @@ class AfterStep(IntEnum):
     """The episode ended and the host has begun the next one: RESET_DONE or FAILED follows."""
     WANTS_RECYCLING = 2
     """The episode ended and the worker has reached a limit: replace it before the next reset."""
-    RESETS_LATE = 3
+    RESETS_IN_NEXT_STEP = 3
     """The episode ended, and the next one begins with the next step of the other rows of its batch,
     some of which are in an episode: then RESET_DONE or FAILED follows."""
 

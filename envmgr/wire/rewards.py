@@ -1,4 +1,4 @@
-"""Rewards in the shared block: which have room there, and how they are given back as they were.
+"""Rewards in the shared block: which fit there, and how they are given back as they were.
 
 A reward of one number, alone or in an array, is in the column `rewards`; one of several is in
 `wide_rewards`. What else there is to it, its kind, is in the flags.
@@ -14,18 +14,18 @@ import numpy.typing as npt
 TYPES: tuple[type, ...] = (float, int, np.float64, np.float32, np.int64, bool)
 """Types of single rewards, which are the first kinds; all are kept exactly as a float64."""
 
-ROOM, MOST_ROOM = 8, 1024
+LENGTH, MAX_LENGTH = 8, 1024
 """The most numbers in an array: 8, or as many as the env's reward space says, up to 1024. Others go
 by message."""
 
 _ALL = 0
 ARRAYS: tuple[tuple[np.dtype[Any], int], ...] = tuple(
     (np.dtype(dtype), length)
-    for length in (*range(1, ROOM + 1), _ALL)
+    for length in (*range(1, LENGTH + 1), _ALL)
     for dtype in (np.float32, np.float64)
 )
 """Type and length of rewards that are arrays of one dimension, which are the other kinds; 0 is the
-length of those that take all the room."""
+length of those that are as long as may be."""
 
 FIRST_ARRAY = len(TYPES)
 FIRST_WIDE = FIRST_ARRAY + 2
@@ -47,11 +47,11 @@ FITS_ALL = frozenset(range(KINDS)) - {TYPES.index(int), TYPES.index(np.int64)}
 """Kinds of which every number is one: no integer is NaN or infinite."""
 
 
-def kind_of_reward(reward: Any, room: int = ROOM) -> int | None:
-    """Return the kind of a reward; None if there is no room for it, or it is not kept exactly."""
+def kind_of_reward(reward: Any, length: int = LENGTH) -> int | None:
+    """Return the kind of a reward; None if it does not fit, or it is not kept exactly."""
     if type(reward) is np.ndarray:
         kind = _ARRAY_KINDS.get((reward.dtype, reward.shape))
-        if kind is None and reward.shape == (room,):
+        if kind is None and reward.shape == (length,):
             kind = _WHOLE_KINDS.get(reward.dtype)
         return kind
     kind = _TYPE_KINDS.get(type(reward))

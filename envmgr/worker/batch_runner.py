@@ -22,7 +22,7 @@ from envmgr.env import adapt
 from envmgr.env.async_batch import AsyncBatchedEnv
 from envmgr.env.batch_specs import Batch
 from envmgr.env.batched import BatchedEnv, BatchRow, First, firsts_of, step_results_of, step_rows
-from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, StepResult
+from envmgr.env.contract import ENDING_GIVEN, TERMINATED, TRUNCATED, StepResult
 from envmgr.env.vector_infos import RowInfos
 from envmgr.spaces import Array
 from envmgr.types import EnvFactory, is_abnormal
@@ -121,7 +121,7 @@ class RowRunner(EnvRunner):
             is_plain = plan.auto_reset and not (plan.params or is_limited)
             self.is_plain = is_plain and self.env.seeds.are_used_up
         if after is AfterStep.RESETS and self.batch.begins_with_next_step:
-            return AfterStep.RESETS_LATE
+            return AfterStep.RESETS_IN_NEXT_STEP
         return after
 
     def report_exception(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
@@ -217,7 +217,7 @@ class BatchRunner:
         steps: those that rows were sent and that have not been taken.
         resets: those of rows that have not been run.
         is_scheduled: some of these are to be run later without waiting for the next step.
-        column_steps: takes steps of all rows in columns, and keeps the places of their
+        column_steps: takes steps of all rows in columns, and keeps the buffers of their
             observations; None if nothing does.
         env: the env, while there are rows.
     """
@@ -351,10 +351,10 @@ class BatchRunner:
             return self.report_exception(first, error)
         self.answer_resets_of_step()
         if self.column_steps is not None:
-            self.column_steps.give_places_to_writers(rows)
+            self.column_steps.give_buffers_to_writers(rows)
         self.answer({row: steps[row] for row in rows}, step_results)
         if self.column_steps is not None:
-            self.column_steps.read_places_of_writers(rows)
+            self.column_steps.read_buffers_of_writers(rows)
         return self.is_scheduled
 
     def report_exception(self, step: RowStep, error: BaseException) -> bool:
@@ -576,7 +576,7 @@ def for_all_rows(columns: StepColumns, rows: Array, count: int) -> StepColumns:
     return _make_columns((*whole, list(by_row), by_row))
 
 
-_ENDING_IS_KNOWN = TOLD << ENDING_SHIFT
+_ENDING_GIVEN = ENDING_GIVEN << ENDING_SHIFT
 _HAS_INFO = np.uint16(HAS_INFO)
 _TERMINATED = np.uint16(TERMINATED << ENDING_SHIFT | DONE)
 _TRUNCATED = np.uint16(TRUNCATED << ENDING_SHIFT | DONE)
@@ -613,7 +613,7 @@ class ColumnSteps:
         self._array = np.arange(self._count)
         block, single = block_rows[0].sink.block, self._runners[0].writer.single_array
         if single is None:
-            raise RuntimeError("rows without places: a defect of envmgr, please report it")
+            raise RuntimeError("rows without buffers: a defect of envmgr, please report it")
         first = block_rows[0].row
         rows = slice(first, first + self._count)
         self._requests, self._replies = block.requests[rows], block.replies[rows]
@@ -634,14 +634,14 @@ class ColumnSteps:
             reset_column_of, dtype=dtype, shape=shape, finite=finite
         )
         in_arena = slice(single.row, single.row + self._count)
-        self._by_place = [place[in_arena] for place in single.arena[: len(single.after)]]
+        self._by_buffer = [buffer[in_arena] for buffer in single.arena[: len(single.after)]]
         self._arena, self._first = single.arena, single.row
         self._after = bytes(single.after)
-        self._places = bytearray(runner.writer.step_place for runner in self._runners)
-        self._place_array: Array = np.frombuffer(self._places, np.uint8)
-        self._all_at = [bytes([place]) * self._count for place in range(len(single.after))]
+        self._buffers = bytearray(runner.writer.step_buffer for runner in self._runners)
+        self._buffer_array: Array = np.frombuffer(self._buffers, np.uint8)
+        self._all_at = [bytes([buffer]) * self._count for buffer in range(len(single.after))]
         self._ones = bytes([1]) * self._count
-        # Where no row skips a step while it shows an observation of one, all may be at one place.
+        # Where no row skips a step while it shows an observation of one, all may be in one buffer.
         self._next = 0 if len(single.after) == 2 and not batch.partial_steps else None
 
     @staticmethod
@@ -658,19 +658,19 @@ class ColumnSteps:
         )
         return ColumnSteps(batch, block_rows) if fits else None
 
-    # -- places of the rows' observations ----------------------------------------------------
+    # -- buffers of the rows' observations ----------------------------------------------------
 
-    def give_places_to_writers(self, rows: Sequence[int]) -> None:
-        """Give the writers of rows their places, for steps that are answered one by one."""
+    def give_buffers_to_writers(self, rows: Sequence[int]) -> None:
+        """Give the writers of rows their buffers, for steps that are answered one by one."""
         if self._next is not None:
-            self._places[:] = self._all_at[self._next]
+            self._buffers[:] = self._all_at[self._next]
         for row in rows:
-            self._runners[row].writer.step_place = self._places[row]
+            self._runners[row].writer.step_buffer = self._buffers[row]
 
-    def read_places_of_writers(self, rows: Sequence[int]) -> None:
-        """Go on from the places of writers, after steps that were answered one by one."""
+    def read_buffers_of_writers(self, rows: Sequence[int]) -> None:
+        """Go on from the buffers of writers, after steps that were answered one by one."""
         for row in rows:
-            self._places[row] = self._runners[row].writer.step_place
+            self._buffers[row] = self._runners[row].writer.step_buffer
         if self._next is not None:
             self._next = self._after[self._next]
 
@@ -709,9 +709,9 @@ class ColumnSteps:
         if type(result) is StepColumns:  # `isinstance` asks longer
             return self._answer(rows, result, tokens, mask)
         some, step_results = rows.tolist(), cast("list[StepResult]", result)
-        self.give_places_to_writers(some)
+        self.give_buffers_to_writers(some)
         batch.answer({row: self._row_step(row, tokens) for row in some}, step_results)
-        self.read_places_of_writers(some)
+        self.read_buffers_of_writers(some)
         return batch.is_scheduled
 
     def _row_step(self, row: int, tokens: Array) -> RowStep:
@@ -742,15 +742,15 @@ class ColumnSteps:
 
     def _answer(self, rows: Array, columns: StepColumns, tokens: Array, mask: Array | None) -> bool:
         obs, rewards, terminated, truncated, with_info, _ = columns
-        place = self._write(rows, obs, is_whole=mask is None)
+        buffer = self._write(rows, obs, is_whole=mask is None)
         any_ended = 1 in terminated.tobytes() or 1 in truncated.tobytes()
         if mask is None and not with_info and not any_ended:
             self._rewards[...] = rewards
-            self._flags[...] = place | _ENDING_IS_KNOWN
+            self._flags[...] = buffer | _ENDING_GIVEN
             self._replies[...] = tokens  # last: from now on the answers count
             return self._batch.is_scheduled
         flags = self._new_flags
-        flags[...] = place | _ENDING_IS_KNOWN
+        flags[...] = buffer | _ENDING_GIVEN
         others = self._write_infos(columns, flags, mask) if with_info else ()
         begun: _Begun = ()
         if any_ended:
@@ -774,26 +774,26 @@ class ColumnSteps:
         return self._batch.is_scheduled
 
     def _write(self, rows: Array, obs: Array, *, is_whole: bool) -> Any:
-        """Write observations; return the place, or the places of all rows, that they are at."""
-        place = self._next
-        if place is None and is_whole and self._places == self._all_at[self._places[0]]:
-            place = self._places[0]
-        if place is None:
-            places = self._place_array.copy()
-            where = places[rows]
+        """Write observations; return the buffer, or the buffers of all rows, that they are in."""
+        buffer = self._next
+        if buffer is None and is_whole and self._buffers == self._all_at[self._buffers[0]]:
+            buffer = self._buffers[0]
+        if buffer is None:
+            buffers = self._buffer_array.copy()
+            where = buffers[rows]
             self._arena[where, self._first + rows] = obs[rows]
-            self._place_array[rows] = np.frombuffer(self._after, np.uint8)[where]
-            return places
+            self._buffer_array[rows] = np.frombuffer(self._after, np.uint8)[where]
+            return buffers
         if is_whole:
-            self._by_place[place][...] = obs
+            self._by_buffer[buffer][...] = obs
         else:
-            self._by_place[place][rows] = obs[rows]
-        after = self._after[place]
+            self._by_buffer[buffer][rows] = obs[rows]
+        after = self._after[buffer]
         if self._next is None:
-            self._places[:] = self._all_at[after]
+            self._buffers[:] = self._all_at[after]
         else:
             self._next = after
-        return place
+        return buffer
 
     def _write_infos(self, columns: StepColumns, flags: Array, mask: Array | None) -> list[int]:
         """Write infos beside the answers; return the rows whose infos there is no room for."""
@@ -866,9 +866,9 @@ class ColumnSteps:
         for row, first in zip(rows, obs, strict=True):
             runner = self._runners[row]
             writer = runner.writer
-            flags[row] = place = writer.reset_place
-            writer.reset_place = writer.after[place]
-            self._arena[place, self._first + row] = first
+            flags[row] = buffer = writer.reset_buffer
+            writer.reset_buffer = writer.after[buffer]
+            self._arena[buffer, self._first + row] = first
             runner.env.reset_info = {}
             in_episode[row] = True
             resets[row] = tokens[row]  # last: from now on the answer counts
@@ -880,12 +880,12 @@ class ColumnSteps:
         infos = [columns.infos[row] for row in rows]
         step_results = step_results_of(batch.env, (*result, infos), len(rows))
         for row in rows:
-            self._runners[row].writer.step_place = self._newest_place(row)
+            self._runners[row].writer.step_buffer = self._newest_buffer(row)
         batch.answer({row: self._row_step(row, tokens) for row in rows}, step_results)
 
-    def _newest_place(self, row: int) -> int:
-        """Return the place of the observation that was written last."""
-        now = self._places[row] if self._next is None else self._next
+    def _newest_buffer(self, row: int) -> int:
+        """Return the buffer of the observation that was written last."""
+        now = self._buffers[row] if self._next is None else self._next
         return self._after.index(now)
 
 

@@ -57,9 +57,7 @@ class ActionReader:
         kind: which kind of actions they take.
     """
 
-    def __init__(
-        self, block: Block, rows: list[int], *, takes_any_number: bool, kind: int = 0
-    ) -> None:
+    def __init__(self, block: Block, rows: list[int], *, takes_any_number: bool, kind: int) -> None:
         layout = block.plan.layouts[kind]
         first, end = rows[0], rows[-1] + 1
         self._positions = None if end - first == len(rows) else [row - first for row in rows]
@@ -264,11 +262,6 @@ class BlockStepper:
         if hot is not None:
             since = self._since if self._timed else None
             self._take_in_c = hot.BatchOfSteps(hot.OrdinaryStep, self._running, since, self._index)
-
-    @property
-    def has_new_posting(self) -> bool:
-        """Whether something is posted that has not been looked at."""
-        return bool(self._block_rows) and self._posted[self._index] != self._seen
 
     def has_new_messages(self) -> bool:
         """Return whether messages were sent to this host since this was asked last."""

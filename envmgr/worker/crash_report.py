@@ -1,7 +1,7 @@
 """What a worker leaves behind when it dies: the end of its stderr, and faulthandler's report.
 
 All reports are written into one anonymous, sparse file of the manager, in which each host has a
-place. So a worker never waits for somebody to read, the trainer needs one fd for all of them, and
+section. So a worker never waits for somebody to read, the trainer needs one fd for all of them, and
 the file is read only after a death. Why not pipes, or a file each: docs/decisions/0014.
 
 A worker that lives tells where it is: when it is sent `STACKS_SIGNAL`, the stacks of all its
@@ -29,10 +29,10 @@ from typing import Any
 ARE_KEPT = sys.platform == "linux" and hasattr(os, "memfd_create")
 """Whether there are reports; a constant of the platform, on which trainer and workers agree."""
 
-PLACE_BYTES = 1 << 20
+SECTION_BYTES = 1 << 20
 
 STDERR_AT = 1 << 19
-"""Where the stderr of a host is in its place; in front of it is room for faulthandler's report."""
+"""Where the stderr of a host is in its section; in front of it is faulthandler's report."""
 
 STACKS_FILE = "envmgr-stacks"
 """Name of the anonymous file that a worker writes its stacks into."""
@@ -59,10 +59,10 @@ class CrashRecorder:
     """
 
     def __init__(self, fd: int, index: int) -> None:
-        place = index * PLACE_BYTES
+        section = index * SECTION_BYTES
         self._kept = bytearray()
-        self._area = mmap.mmap(fd, mmap.PAGESIZE, offset=place + STDERR_AT)
-        self._report = _opened_anew(fd, place)
+        self._area = mmap.mmap(fd, mmap.PAGESIZE, offset=section + STDERR_AT)
+        self._report = _opened_anew(fd, section)
         os.close(fd)
         faulthandler.enable(self._report)
         if STACKS_SIGNAL is not None:  # written by the handler itself, which needs no GIL

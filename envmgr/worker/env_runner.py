@@ -19,8 +19,8 @@ import numpy as np
 
 from envmgr.env import adapt, states
 from envmgr.env.contract import (
+    ENDING_GIVEN,
     TERMINATED,
-    TOLD,
     TRUNCATED,
     EnvContractError,
     StepResult,
@@ -213,7 +213,9 @@ class EnvRunner:
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             return self.report_exception(sink, key, error)
         self.send(sink, key, messages)
-        if has_begun or (after is not AfterStep.RESETS and after is not AfterStep.RESETS_LATE):
+        if has_begun or (
+            after is not AfterStep.RESETS and after is not AfterStep.RESETS_IN_NEXT_STEP
+        ):
             return False
         self.begin_episode_later(sink, key)
         return True
@@ -535,7 +537,7 @@ class BlockRow:
         return self.sink.row
 
 
-def block_row_of(runner: EnvRunner, sink: BlockSink, action_kind: int = 0) -> BlockRow:
+def block_row_of(runner: EnvRunner, sink: BlockSink, action_kind: int) -> BlockRow:
     """Return the row of an env whose writer is attached to the block's memory."""
     actions = sink.block.plan.layouts[action_kind]
     step: StepFunction | None = None
@@ -570,7 +572,8 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
     after_reset, reset_env = writer.after, runner.reset_env
     env, step_result_of, gives_five = step_in_two(runner.env)
     codes = [
-        place | (TOLD << ENDING_SHIFT if gives_five else 0) for place in range(len(after_step))
+        buffer | (ENDING_GIVEN << ENDING_SHIFT if gives_five else 0)
+        for buffer in range(len(after_step))
     ]
     codes_of_arrays = _codes_of_arrays(codes)
     terminated_bits, truncated_bits = (
@@ -592,10 +595,10 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
                     and (finite is None or finite(obs) == 0.0)
                     and (not info or (type(info) is dict and sink.write_reset_info(info)))
                 ):
-                    place = writer.reset_place
-                    targets[place][...] = obs
-                    writer.reset_place = after_reset[place]
-                    reset_flags[row] = place | HAS_INFO if info else place
+                    buffer = writer.reset_buffer
+                    targets[buffer][...] = obs
+                    writer.reset_buffer = after_reset[buffer]
+                    reset_flags[row] = buffer | HAS_INFO if info else buffer
                     resets[row] = token
                 else:
                     reference = writer.write(obs, of_reset=True)
@@ -644,7 +647,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
 _TESTED_IN_C = (np.dtype(np.float32), np.dtype(np.float64))
 
 _Codes = dict[np.dtype[Any], list[int]]
-"""Flags of replies by place, for each dtype of an array that is the reward."""
+"""Flags of replies by buffer, for each dtype of an array that is the reward."""
 
 
 def _codes_of_arrays(codes: list[int]) -> _Codes:

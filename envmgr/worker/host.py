@@ -391,9 +391,9 @@ class HostedEnv:
             if message.request_id != UNANSWERED:
                 self._messages.refuse(message, "reset", "there is no env")
             return
-        runner.when_reset(partial(self._take_place, message, runner), message)
+        runner.when_reset(partial(self._adopt_kept, message, runner), message)
 
-    def _take_place(self, message: Message, runner: EnvRunner) -> None:
+    def _adopt_kept(self, message: Message, runner: EnvRunner) -> None:
         """Do what `adopt` does when the reset that is kept is over."""
         adapt.serve_env_id(runner.env, message.env_id)
         if message.payload is not None:

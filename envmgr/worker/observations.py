@@ -31,10 +31,10 @@ class SingleArray(NamedTuple):
     Attributes:
         dtype: of an observation that fits as it is.
         shape: likewise.
-        targets: where an observation is written, by place.
-        arena: where the observations of all envs of this layout are: (places, rows, *shape).
+        targets: where an observation is written, by buffer.
+        arena: where the observations of all envs of this layout are: (buffers, rows, *shape).
         row: the env's row there.
-        after: for each place of a step, the place that the next step takes.
+        after: for each buffer of a step, the buffer that the next step takes.
         finite: returns 0 for an array whose numbers are finite; None if they need not be.
     """
 
@@ -57,10 +57,10 @@ class ObservationWriter:
 
     Attributes:
         single_array: for those who write observations of steps themselves; None where these are
-            not one array each, or have no place in the shared memory.
-        step_place: the place that the next observation of a step takes.
-        reset_place: likewise, of a reset.
-        after: for each place, the one that the next observation of the same kind takes.
+            not one array each, or have none in the shared memory.
+        step_buffer: the buffer that the next observation of a step takes.
+        reset_buffer: likewise, of a reset.
+        after: for each buffer, the one that the next observation of the same kind takes.
     """
 
     def __init__(self, space: Any, rules: ObservationRules, on_cast: OnCast) -> None:
@@ -69,12 +69,12 @@ class ObservationWriter:
         self._on_cast = on_cast
         self._layout = self._codec.layout
         structure = self._codec.structure
-        # Splits leaves into arrays and others, where not all are arrays and some have a place.
+        # Splits leaves into arrays and others, where not all are arrays and some have a buffer.
         self._mixed = structure if structure.placed and not structure.is_fixed else None
         self._targets: list[tuple[Any, ...]] | None = None
         self._texts: list[tuple[int, TextLeaf]] = []  # where they are among the leaves
         self.after: list[int] = []
-        self.step_place = self.reset_place = 0
+        self.step_buffer = self.reset_buffer = 0
         self.single_array: SingleArray | None = None
         sent = None if self._layout is None else self._layout.lone
         is_plain = sent is not None and sent.dtype.kind in "biuf" and not rules.refuse_non_finite
@@ -84,24 +84,24 @@ class ObservationWriter:
         """Write into shared memory from now on."""
         if self._mixed is None:
             self._layout = placement.layout
-        places = placement.places
-        self.after = [places.after(place) for place in range(places.count)]
+        buffers = placement.buffers
+        self.after = [buffers.after(buffer) for buffer in range(buffers.count)]
         arenas = arena_arrays(memory, placement)
         self._placed = leaves = placement.layout.leaves
         self._texts = [(j, leaf) for j, leaf in enumerate(leaves) if isinstance(leaf, TextLeaf)]
         arrays = list(zip(leaves, (arena[:, placement.row] for arena in arenas), strict=True))
         self._targets = [
-            tuple(_target(leaf, array[place, ...]) for leaf, array in arrays)
-            for place in range(places.count)
+            tuple(_target(leaf, array[buffer, ...]) for leaf, array in arrays)
+            for buffer in range(buffers.count)
         ]
-        self.step_place, self.reset_place = placement.step_place, placement.reset_place
+        self.step_buffer, self.reset_buffer = placement.step_buffer, placement.reset_buffer
         self.single_array = None
         leaf, is_lone = leaves[0], self._mixed is None and type(placement.layout.skeleton) is int
         is_tested = self._rules.refuse_non_finite and has_floats(leaf.dtype)
         finite = finite_test(leaf.dtype, leaf.shape) if is_tested else None
         if is_lone and is_tested == (finite is not None):
             targets = [target for (target,) in self._targets]
-            after = self.after[: places.steps]
+            after = self.after[: buffers.steps]
             self.single_array = SingleArray(
                 leaf.dtype, leaf.shape, targets, arenas[0], placement.row, after, finite
             )
@@ -130,13 +130,13 @@ class ObservationWriter:
             and observation.shape == single.shape
             and (single.finite is None or single.finite(observation) == 0.0)
         ):
-            place = self.reset_place if of_reset else self.step_place
-            single.targets[place][...] = observation
+            buffer = self.reset_buffer if of_reset else self.step_buffer
+            single.targets[buffer][...] = observation
             if of_reset:
-                self.reset_place = self.after[place]
+                self.reset_buffer = self.after[buffer]
             else:
-                self.step_place = self.after[place]
-            return place
+                self.step_buffer = self.after[buffer]
+            return buffer
         sent = self._sent
         if (
             sent is not None
@@ -173,7 +173,7 @@ class ObservationWriter:
         return self._commit_or_copy(mixed.arrays, arrays, of_reset), free
 
     def with_bytes(self, reference: Any) -> Any:
-        """Return a reference that `write` has returned with the bytes in place of the place.
+        """Return a reference that `write` has returned with the bytes in place of the buffer.
 
         They are for a trainer that does not share the memory which they were written into.
         """
@@ -200,26 +200,26 @@ class ObservationWriter:
     def _commit_or_copy(
         self, leaves: Sequence[Leaf], values: Sequence[Array], of_reset: bool
     ) -> Any:
-        """Return a reference to checked arrays: their place, or their bytes."""
+        """Return a reference to checked arrays: their buffer, or their bytes."""
         if self._targets is not None:
             return self._commit(values, of_reset)
         return _to_bytes(leaves, values)
 
     def _commit(self, leaves: Sequence[Any], of_reset: bool) -> int:
-        """Write checked leaves at the next place and return its number."""
-        place = self.reset_place if of_reset else self.step_place
+        """Write checked leaves into the next buffer and return its number."""
+        buffer = self.reset_buffer if of_reset else self.step_buffer
         for target, value in zip(
-            self._targets[place] if self._targets else (), leaves, strict=True
+            self._targets[buffer] if self._targets else (), leaves, strict=True
         ):
             if type(value) is bytes:  # a text
                 target[: len(value)] = value
             else:
                 target[...] = value
         if of_reset:
-            self.reset_place = self.after[place]
+            self.reset_buffer = self.after[buffer]
         else:
-            self.step_place = self.after[place]
-        return place
+            self.step_buffer = self.after[buffer]
+        return buffer
 
 
 def _target(leaf: Leaf, array: Array) -> Any:

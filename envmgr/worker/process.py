@@ -230,7 +230,7 @@ def _factories(
     if inherited is not None:
         return {env_id: inherited[env_id] for env_id, _, _, _ in setup.envs}
     made = [_Factory(pickled) for pickled in setup.factories]
-    return {env_id: made[place] for env_id, _, _, place in setup.envs}
+    return {env_id: made[index] for env_id, _, _, index in setup.envs}
 
 
 class _Factory:

@@ -243,7 +243,7 @@ class BlockSink(MessageSink):
             of_resets = InfoWriter(forms, forms.of_resets, env_id, records[1], numbers[1], row)
             self.write_info, self._note_odd = of_steps.function, of_steps.note_odd
             self.write_reset_info, self._note_odd_reset = of_resets.function, of_resets.note_odd
-        self._reward_room = block.plan.reward_room
+        self._reward_length = block.plan.reward_length
         self.rewards = items(block.rewards)
         self.flags = items(block.flags)
         self.replies = items(block.replies)
@@ -269,7 +269,7 @@ class BlockSink(MessageSink):
     ) -> tuple[Sequence[Any], bool]:
         """Write the answer into the block, the token last: from then on it counts."""
         _, reward, done, ending, info = step_result
-        kind = 0 if type(reward) is float else kind_of_reward(reward, self._reward_room)
+        kind = 0 if type(reward) is float else kind_of_reward(reward, self._reward_length)
         has_room = type(reference) is int and self.has_written(info)
         if kind is None or not has_room:
             return super().answer_step(key, reference, step_result, after, begin_next)

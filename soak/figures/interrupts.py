@@ -17,14 +17,14 @@ from tests.faults.interrupted_collectors import COLLECTORS, Collecting
 # By fork, which starts fastest: some of the signals close the manager, and need another one.
 _PROCESSES = {name: {**config, "context": "fork"} for name, config in PROCESS_KINDS.items()}
 KINDS: dict[str, dict[str, Any]] = {
-    "in line": {"type": "base"},
+    "inline": {"type": "base"},
     **THREAD_KINDS,
     **_PROCESSES,
     "shared workers, large infos": LARGE_INFOS,
 }
 _A_WORKER_EACH = _PROCESSES["a worker each, in the block"]
 _BESIDES = {
-    "in line": {"type": "base"},
+    "inline": {"type": "base"},
     "by message, shared": _PROCESSES["by message, shared, some at a time"],
 }
 """Where fewer points will do: what an adapter does is the same on every kind."""

@@ -119,7 +119,7 @@ def launch_many(n_launches: int, seed: int = 0, first: int = 0) -> Launched:
             env_fn = faulty_envs(rng, cfg, folder)
             began = time.monotonic()
             manager = create_env_manager(cfg, env_fn=env_fn)
-            # In line the alarm is the manager's own; nothing hangs there.
+            # Inline the alarm is the manager's own; nothing hangs there.
             with contextlib.nullcontext() if cfg["type"] == "base" else _ended_when_late():
                 outcome = _launch_one(manager, launched, early=rng.random() < 0.2)
             launched.slowest_s = max(launched.slowest_s, time.monotonic() - began)

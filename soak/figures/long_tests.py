@@ -39,7 +39,7 @@ FUZZERS = {
         "blocks", (100_000,), (2_000,), "no hang, no exception outside of envmgr's"
     ),
     "ordinary steps, in C and in Python": Fuzzer(
-        "hot", (1_000_000,), (2_000,), "equal bytes, tokens, phases, places, figures and results"
+        "hot", (1_000_000,), (2_000,), "equal bytes, tokens, phases, buffers, figures and results"
     ),
     "configs, mutated": Fuzzer(
         "configs",

@@ -29,7 +29,7 @@ PATIENCE_S = 40.0
 class Setup(NamedTuple):
     """A kind of manager, how its workers start, whether it has shared memory, its packing.
 
-    What matters is named by four axes: the place (in line, threads, or processes), the gather
+    What matters is named by four axes: the place (inline, threads, or processes), the gather
     (`step` waits for all that it sent, or for some), the route of steps (the block, or messages),
     and the packing (a host for each env, or shared ones). With `num_workers` envs share hosts.
     """
@@ -41,7 +41,7 @@ class Setup(NamedTuple):
 
     def __str__(self) -> str:
         if self.context is None and self.kind != "thread":
-            return "in_line" if self.kind == "base" else self.kind
+            return "inline" if self.kind == "base" else self.kind
         gather = "all" if self.gathers_all else "some"
         route = "block" if self.shared_memory else "message"
         hosts = "" if self.num_workers is None else f"-{self.num_workers}_hosts"
@@ -67,7 +67,7 @@ class Setup(NamedTuple):
 
 _KINDS = ("subprocess", "async_subprocess")
 
-IN_LINE = Setup("base")
+INLINE = Setup("base")
 THREADS = Setup("thread")
 THREADS_MESSAGE_SHARED = Setup("thread", None, False, 1)
 DEFAULT = Setup("subprocess", "server")
@@ -85,11 +85,11 @@ ALL_BLOCK_SHARED, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED, SOME_MESSAGE_SHARED = (
 )
 
 AXES = (
-    *(IN_LINE, ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, SOME_MESSAGE),
+    *(INLINE, ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, SOME_MESSAGE),
     *(ALL_BLOCK_SHARED, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED, SOME_MESSAGE_SHARED),
 )
 """Each with each."""
-SETUPS = (IN_LINE, THREADS, ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED)
+SETUPS = (INLINE, THREADS, ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED)
 """Each pair of route, packing and gather once: for tests where all of them may matter."""
 
 
@@ -99,9 +99,9 @@ def over(*setups: Setup) -> pytest.MarkDecorator:
 
 
 every_setup = over(*SETUPS)
-every_kind = over(IN_LINE, THREADS, ALL_BLOCK, SOME_MESSAGE)
+every_kind = over(INLINE, THREADS, ALL_BLOCK, SOME_MESSAGE)
 """Where the packing cannot matter: one that has none of the axes in common with the default."""
-sync_kinds = over(IN_LINE, ALL_BLOCK, ALL_MESSAGE)
+sync_kinds = over(INLINE, ALL_BLOCK, ALL_MESSAGE)
 async_kinds = over(SOME_BLOCK, SOME_MESSAGE)
 process_kinds = over(ALL_BLOCK, SOME_MESSAGE)
 packed_setups = over(ALL_BLOCK_SHARED, SOME_MESSAGE_SHARED)

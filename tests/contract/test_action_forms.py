@@ -23,7 +23,7 @@ from envmgr import BaseEnv, EnvTimestep, create_env_manager
 from envmgr.errors import ActionError
 from tests.cases import for_each
 from tests.contract.family import described
-from tests.contract.harness import ALL_BLOCK, ALL_MESSAGE, IN_LINE, THREADS_MESSAGE_SHARED, Setup
+from tests.contract.harness import ALL_BLOCK, ALL_MESSAGE, INLINE, THREADS_MESSAGE_SHARED, Setup
 from tests.faults.traffic import sent_by
 
 
@@ -197,9 +197,9 @@ def heard(infos: list[Any]) -> list[Any]:
 def test_every_form_goes_its_way_and_means_the_same_by_message(form: str) -> None:
     space, action, *ways = FORMS[form]
     for env, way in zip(ENVS, ways, strict=True):
-        found, infos = told(IN_LINE, env, space, by_dict(action))
+        found, infos = told(INLINE, env, space, by_dict(action))
         assert found == way
-        assert told(IN_LINE, env, space, by_arrays([action] * N)) == (found, infos)
+        assert told(INLINE, env, space, by_arrays([action] * N)) == (found, infos)
         by_message = told(THREADS_MESSAGE_SHARED, env, space, by_dict(action))
         assert by_message[0] == (REFUSED if way == REFUSED else MESSAGE)
         assert heard(by_message[1]) == heard(infos)
@@ -245,7 +245,7 @@ BATCHES: dict[str, tuple[Any, Any]] = {
 @for_each("name", BATCHES)
 def test_batches_of_every_form_go_through_the_shared_memory(name: str) -> None:
     space, batch = BATCHES[name]
-    way, infos = told(IN_LINE, Heard, space, by_arrays(batch))
+    way, infos = told(INLINE, Heard, space, by_arrays(batch))
     assert way == BLOCK
     assert all(info["is in it"] for info in infos)
     assert heard(told(THREADS_MESSAGE_SHARED, Heard, space, by_arrays(batch))[1]) == heard(infos)
@@ -264,7 +264,7 @@ def test_batches_of_every_form_do_in_v2(name: str) -> None:
             given = array({key: np.asarray(column) for key, column in batch.items()})
         return [int(step.info.sum) for step in m.step(given)]
 
-    expected = [info["sum"] for info in told(IN_LINE, Heard, space, by_arrays(batch))[1]]
+    expected = [info["sum"] for info in told(INLINE, Heard, space, by_arrays(batch))[1]]
     assert told(Setup("base_v2"), Heard, space, give) == (BLOCK, expected)
 
 
@@ -274,9 +274,9 @@ def test_tensors_of_torch_go_through_the_shared_memory() -> None:
     q_values = torch.tensor([[0.0, 1.0, 0.5]] * N)
     give = q_values.argmax(dim=1)
     for form in (2 + give, list(2 + give), (2 + give)[:, None], [t[None] for t in 2 + give]):
-        way, infos = told(IN_LINE, Heard, FROM_2, by_arrays(form))
+        way, infos = told(INLINE, Heard, FROM_2, by_arrays(form))
         assert (way, heard(infos)) == (BLOCK, ["int(3)"] * N)
-    assert told(IN_LINE, Heard, WIDE, by_arrays(q_values[:, :2]))[0] == BLOCK
-    assert told(IN_LINE, Heard, WIDE, by_dict(q_values[0, :2]))[0] == BLOCK
+    assert told(INLINE, Heard, WIDE, by_arrays(q_values[:, :2]))[0] == BLOCK
+    assert told(INLINE, Heard, WIDE, by_dict(q_values[0, :2]))[0] == BLOCK
     q_values.requires_grad_()
-    assert told(IN_LINE, Heard, WIDE, by_arrays(q_values[:, :2]))[0] == REFUSED
+    assert told(INLINE, Heard, WIDE, by_arrays(q_values[:, :2]))[0] == REFUSED

@@ -14,7 +14,7 @@ from envmgr import as_gymnasium, make
 from envmgr.adapters import puffer
 from envmgr.errors import ActionError, ConfigError, EnvNotReadyError, ManagerClosedError
 from tests.contract.envs import Do, SampleEnv, ScriptedGymEnv
-from tests.contract.harness import ALL_BLOCK, IN_LINE, Raises, World
+from tests.contract.harness import ALL_BLOCK, INLINE, Raises, World
 from tests.contract.trainers import rows
 
 
@@ -99,7 +99,7 @@ def test_blocks_come_when_all_of_their_envs_have_stepped(world: World) -> None:
 
 
 def test_misuse_is_refused(world: World) -> None:
-    vec = puffer.as_puffer(world.make(IN_LINE, env_fn=factories(world, 4)), batch_size=2)
+    vec = puffer.as_puffer(world.make(INLINE, env_fn=factories(world, 4)), batch_size=2)
     with Raises(EnvNotReadyError, "async_reset()"):
         vec.recv()
     with Raises(EnvNotReadyError, "recv() before each send()"):
@@ -116,7 +116,7 @@ def test_misuse_is_refused(world: World) -> None:
         with Raises(ManagerClosedError, "build a new one"):
             call()
     with Raises(ConfigError, "divisor of the 4 envs, found 3"):
-        puffer.as_puffer(world.make(IN_LINE, 4, launch=False), batch_size=3)
+        puffer.as_puffer(world.make(INLINE, 4, launch=False), batch_size=3)
     space = Dict({"x": Discrete(2)})
     with Raises(ConfigError, "observation space is a Dict", "FlattenObservation"):
         puffer.make(partial(SampleEnv, space), num_envs=2, type="base")
@@ -137,7 +137,7 @@ def test_make_takes_one_creator_or_one_for_each(world: World) -> None:
 
 
 def test_a_recv_that_ctrl_c_ends_is_not_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    vec = puffer.as_puffer(world.make(IN_LINE, env_fn=factories(world, 2), launch=False))
+    vec = puffer.as_puffer(world.make(INLINE, env_fn=factories(world, 2), launch=False))
     vec.reset()
     for name, actions in (("put", [int(Do.END), 1]), ("show", [0, 2]), ("received", [3, 4])):
         vec.send(actions)

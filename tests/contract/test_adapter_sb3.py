@@ -24,7 +24,7 @@ from envmgr.errors import (
     MissingDependencyError,
 )
 from tests.contract.envs import Do, NothingTaken, SampleEnv, ScriptedGymEnv, SeedOnly, seen
-from tests.contract.harness import ALL_BLOCK, IN_LINE, Raises, Setup, World, over
+from tests.contract.harness import ALL_BLOCK, INLINE, Raises, Setup, World, over
 from tests.contract.trainers import adapter, rows
 
 
@@ -55,7 +55,7 @@ def build(folder: str, cls: type, env_id: int) -> Any:
     return cls(TimeLimit(ScriptedGymEnv(env_id, folder), max_episode_steps=1000))
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_steps_resets_and_calls(world: World, setup: Setup, sb3: Any) -> None:
     env = sb3.EnvmgrVecEnv(factories(world, 3), num_workers=2, **setup.cfg)
     try:
@@ -154,7 +154,7 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(**kwargs)
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_envs_whose_reset_takes_less(world: World, setup: Setup, sb3: Any) -> None:
     for cls in (SeedOnly, NothingTaken):
         env = sb3.EnvmgrVecEnv([cls, lambda cls=cls: Monitor(cls())], **setup.cfg)
@@ -240,7 +240,7 @@ def test_failures_are_raised_for_those_who_ask_for_that(world: World, sb3: Any) 
 def test_a_step_that_is_interrupted_can_be_waited_for_again(
     world: World, sb3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manager = world.make(IN_LINE, env_fn=factories(world, 2), launch=False)
+    manager = world.make(INLINE, env_fn=factories(world, 2), launch=False)
     env = envmgr.as_sb3(manager)
     env.reset()
     env.step_async([int(Do.END), 1])

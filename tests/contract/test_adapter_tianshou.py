@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 import envmgr
 from envmgr.errors import ConfigError, EnvCrash, EnvManagerError
 from tests.contract.envs import Do, NothingTaken, SampleEnv, ScriptedGymEnv, SeedOnly, seen
-from tests.contract.harness import ALL_BLOCK, IN_LINE, Raises, Setup, World, over
+from tests.contract.harness import ALL_BLOCK, INLINE, Raises, Setup, World, over
 from tests.contract.trainers import adapter, rows
 
 
@@ -27,7 +27,7 @@ def factories(world: World, n: int) -> list[Any]:
     return world.factories(n, ScriptedGymEnv)
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_steps_resets_and_attributes(world: World, setup: Setup, tianshou: Any) -> None:
     env = tianshou.EnvmgrVectorEnv(factories(world, 3), num_workers=2, **setup.cfg)
     try:
@@ -179,7 +179,7 @@ def test_what_its_vector_env_types_pass_is_taken(world: World, tianshou: Any) ->
         env.close()
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_envs_whose_reset_takes_less(world: World, setup: Setup, tianshou: Any) -> None:
     for cls in (SeedOnly, NothingTaken):
         env = tianshou.EnvmgrVectorEnv([cls] * 2, **setup.cfg)
@@ -211,7 +211,7 @@ class OfTwoAgents(SampleEnv):
         return obs, self.rewards, *ending
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_rewards_may_be_lists(world: World, setup: Setup, tianshou: Any) -> None:
     env = tianshou.EnvmgrVectorEnv([OfTwoAgents] * 2, **setup.cfg)
     env.reset()

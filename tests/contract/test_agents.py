@@ -16,7 +16,7 @@ from tests.agents import AGENTS, LIVES, Relay
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_MESSAGE_SHARED,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK_SHARED,
     SOME_MESSAGE,
     THREADS,
@@ -38,7 +38,7 @@ def seen(by_agent: Any) -> dict[str, list[float]]:
     return {agent: obs[1:].tolist() for agent, obs in by_agent.items()}
 
 
-@over(IN_LINE, THREADS, ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK_SHARED)
+@over(INLINE, THREADS, ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK_SHARED)
 def test_dicts_by_living_agent(setup: Setup) -> None:
     with relays(setup) as manager:
         shown = ready_all(manager)
@@ -90,7 +90,7 @@ def _take_arrays(manager: Any) -> None:
     assert ended == [[False] * 2 * N] * 2 + [[True] * N + [False] * N]
 
 
-@over(IN_LINE, THREADS, ALL_BLOCK, SOME_MESSAGE)
+@over(INLINE, THREADS, ALL_BLOCK, SOME_MESSAGE)
 def test_steps_that_fail_give_nothing_to_each_living_agent(setup: Setup) -> None:
     fails = {"raise": EnvRaised, "abnormal": None}
     if setup.has_processes:
@@ -124,7 +124,7 @@ def test_agents_that_hang_are_given_up_and_a_spare_comes_in() -> None:
         assert [*ready_all(manager)[0]] == ["ann", "bob"]
 
 
-@over(IN_LINE, ALL_BLOCK, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED)
+@over(INLINE, ALL_BLOCK, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED)
 def test_agents_as_rows_go_through_the_block(setup: Setup) -> None:
     wrappers = ["envmgr.env.AgentRows"]
     cfg = {"seed": 50, **setup.cfg, "num_workers": setup.num_workers}
@@ -182,7 +182,7 @@ def test_rows_are_what_trainers_take() -> None:
 
 
 def test_collectors_take_agents() -> None:
-    with relays(IN_LINE) as manager:
+    with relays(INLINE) as manager:
         records = Collector(manager).collect(episodes=2)
         assert [record.episode_return for record in records] == pytest.approx([10.2] * 2)
         assert all(record.terminated and not record.truncated for record in records)
@@ -194,7 +194,7 @@ def test_collectors_take_agents() -> None:
 
 
 def test_random_steps_at_the_start_are_of_the_living() -> None:
-    with relays(IN_LINE, start_steps=6) as manager:
+    with relays(INLINE, start_steps=6) as manager:
         begun = {
             i: [int(x) for x in next(iter(o.values()))[1:3]] for i, o in manager.ready_obs.items()
         }
@@ -202,7 +202,7 @@ def test_random_steps_at_the_start_are_of_the_living() -> None:
 
 
 def test_lives_may_be_params_of_resets() -> None:
-    with relays(IN_LINE, auto_reset=False) as manager:
+    with relays(INLINE, auto_reset=False) as manager:
         manager.reset({0: {"lives": {**LIVES, "bob": (0, 1), "ann": (0, 1), "cleo": (2, 3)}}})
         timestep = manager.step({0: {"ann": 0, "bob": 0}})[0]
         assert timestep.done

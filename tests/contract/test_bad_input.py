@@ -36,7 +36,7 @@ from envmgr.errors import (
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     Setup,
     World,
@@ -228,7 +228,7 @@ CALLS_OF_A_RUNNING_MANAGER: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_calls_before_launch_and_after_close_are_refused(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, launch=False)
     for moment in ("before launch", "after close"):
@@ -316,7 +316,7 @@ def test_a_wrong_shaped_observation_costs_its_own_step_only(world: World, setup:
     assert seen(ready_all(manager)[0])[2:4] == (1, 0)
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_nothing_ready_names_the_way_out(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1, auto_reset=False)
     ready_all(manager)

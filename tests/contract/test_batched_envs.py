@@ -15,7 +15,7 @@ from tests.contract.harness import (
     ALL_BLOCK,
     ALL_MESSAGE_SHARED,
     DEFAULT,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     SOME_MESSAGE,
     THREADS,
@@ -47,7 +47,7 @@ def step(manager: Any, *actions: int) -> dict[int, list[float]]:
     return {i: t.obs[2:].tolist() for i, t in step_all(manager, given).items()}
 
 
-@over(IN_LINE, THREADS, DEFAULT, ALL_MESSAGE_SHARED, SOME_BLOCK)
+@over(INLINE, THREADS, DEFAULT, ALL_MESSAGE_SHARED, SOME_BLOCK)
 def test_rows_that_are_stepped_together(setup: Setup) -> None:
     with batched(setup, partial_steps=False) as manager:
         assert ready(manager) == {i: [i % SIZE, 50 + i, 1, 0, 0] for i in range(ENV_NUM)}
@@ -94,7 +94,7 @@ def _reach_rows(manager: Any) -> None:
     assert manager.env_ref.observation_space == ScriptedBatch.observation_space
 
 
-@over(IN_LINE, THREADS_MESSAGE_SHARED, ALL_BLOCK, SOME_MESSAGE)
+@over(INLINE, THREADS_MESSAGE_SHARED, ALL_BLOCK, SOME_MESSAGE)
 def test_rows_that_are_stepped_each(setup: Setup) -> None:
     with batched(setup, partial_steps=True, auto_reset=False, episode_num=2) as manager:
         ready(manager)
@@ -119,8 +119,8 @@ def test_rows_that_are_stepped_each(setup: Setup) -> None:
         assert manager.stats()["renewals"] == 0
 
 
-def test_ctrl_c_in_line_takes_the_batch_that_it_came_into() -> None:
-    with batched(IN_LINE, partial_steps=False) as manager:
+def test_ctrl_c_inline_takes_the_batch_that_it_came_into() -> None:
+    with batched(INLINE, partial_steps=False) as manager:
         with pytest.raises(KeyboardInterrupt):
             manager.step(dict(enumerate([1, Do.INTERRUPT, 1, 1, 1, 1])))
         timesteps = manager.step({})

@@ -12,7 +12,7 @@ import pytest
 from envmgr import make
 from envmgr.collect import Collector, EpisodeRecord
 from tests.contract.envs import Do
-from tests.contract.harness import IN_LINE, Setup, World, every_setup, over
+from tests.contract.harness import INLINE, Setup, World, every_setup, over
 
 V2 = (
     Setup("base_v2"),
@@ -120,7 +120,7 @@ def test_failures_say_what_happened(setup: Setup, world: World) -> None:
         assert (episode.terminated, episode.truncated) == (False, True)
 
 
-@over(IN_LINE)
+@over(INLINE)
 def test_generations_are_those_the_episodes_began_in(setup: Setup, world: World) -> None:
     manager = world.make(
         setup, 1, retry_type="renew", max_failures=1000, failure_window_s=0.001, seed=3
@@ -131,7 +131,7 @@ def test_generations_are_those_the_episodes_began_in(setup: Setup, world: World)
     assert found[:5] == [(0, False), (0, True), (1, False), (1, True), (2, False)]
 
 
-@over(IN_LINE)
+@over(INLINE)
 def test_rewards_of_any_form_are_summed(setup: Setup, world: World) -> None:
     rewards = [np.array([1.0]), np.float32(2.0), 3, np.array(4.0)]
 

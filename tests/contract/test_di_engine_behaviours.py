@@ -73,7 +73,7 @@ from tests.contract.envs import Script, seen
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_MESSAGE,
-    IN_LINE,
+    INLINE,
     SOME_MESSAGE,
     Raises,
     Setup,
@@ -87,8 +87,8 @@ from tests.contract.harness import (
 LIMIT_S = 0.4
 SLOW_S = 0.1
 N_ENVS = 3
-every_manager = over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
-sync_managers = over(IN_LINE, ALL_BLOCK, ALL_MESSAGE)
+every_manager = over(INLINE, ALL_BLOCK, SOME_MESSAGE)
+sync_managers = over(INLINE, ALL_BLOCK, ALL_MESSAGE)
 
 
 class Machine(BaseEnv):

@@ -21,7 +21,7 @@ from tests.contract.harness import (
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
     DEFAULT,
-    IN_LINE,
+    INLINE,
     THREADS,
     Setup,
     World,
@@ -60,7 +60,7 @@ def trajectories(setup: Setup, forms: Sequence[Any], **cfg: Any) -> list[str]:
 
 def test_every_form_gives_the_same_trajectories_on_every_way() -> None:
     together = (*FORMS, *FIXED)  # those with a fixed layout are posted, the others sent
-    expected = trajectories(IN_LINE, together)
+    expected = trajectories(INLINE, together)
     assert len(expected) == N_STEPS * len(together)
     for setup in EACH_WAY:
         assert trajectories(setup, together) == expected, setup
@@ -70,13 +70,13 @@ INTERLEAVED = (*FIXED, *reversed(FIXED), Small)
 
 
 def test_envs_of_different_layouts_give_the_same_trajectories_on_every_way() -> None:
-    expected = trajectories(IN_LINE, INTERLEAVED)
+    expected = trajectories(INLINE, INTERLEAVED)
     for setup in (*EACH_WAY, ALL_BLOCK._replace(num_workers=2)):
         assert trajectories(setup, INTERLEAVED) == expected, setup
     assert trajectories(ALL_BLOCK_SHARED, INTERLEAVED, reset_inplace=True)[:9] == expected[:9]
 
 
-@over(ALL_BLOCK_SHARED, IN_LINE)
+@over(ALL_BLOCK_SHARED, INLINE)
 def test_envs_of_different_layouts_are_stepped_through_the_block(
     world: World, setup: Setup
 ) -> None:
@@ -133,7 +133,7 @@ class Silent(SampleEnv):
         return (*super().step(action)[:4], {})
 
 
-@over(ALL_BLOCK_SHARED, ALL_MESSAGE, IN_LINE)
+@over(ALL_BLOCK_SHARED, ALL_MESSAGE, INLINE)
 def test_batches_of_several_layouts_are_objects_where_actions_are_of_one(
     world: World, setup: Setup
 ) -> None:
@@ -161,7 +161,7 @@ def test_objects_of_a_script_reach_workers_that_have_another_main(
     assert timestep.obs[-1].tags == ["taken"]
 
 
-@over(IN_LINE, THREADS, ALL_BLOCK, ALL_MESSAGE)
+@over(INLINE, THREADS, ALL_BLOCK, ALL_MESSAGE)
 def test_what_cannot_be_sent_costs_one_timestep_and_names_the_env_and_the_type(
     world: World, setup: Setup
 ) -> None:

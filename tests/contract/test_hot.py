@@ -81,7 +81,7 @@ class FourEnv(BaseEnv):
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "in line": {"type": "base"},
+    "inline": {"type": "base"},
     "threads": {"type": "thread"},
     "fork": {"type": "subprocess", "context": "fork", "num_workers": 2},
     "a worker each": {"type": "subprocess", "context": "fork"},
@@ -125,7 +125,7 @@ def test_c_runs_in_workers_and_in_the_trainer(
 
     monkeypatch.setattr(Submitter, "_post_in_c", posted)
     monkeypatch.setattr(Collector, "_deliver_in_c", delivered)
-    env_class = FourEnv if form == "dict" and name in ("fork", "in line") else FiveEnv
+    env_class = FourEnv if form == "dict" and name in ("fork", "inline") else FiveEnv
     with create_env_manager(CONFIGS[name], env_fn=[env_class] * N) as manager:
         assert manager.stats()["hot"] == "used"
         actions = dict.fromkeys(range(N), 1)

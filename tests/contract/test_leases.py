@@ -165,7 +165,7 @@ def test_many_coroutines_have_an_env_each(cfg: dict[str, Any]) -> None:
     runs(main)
 
 
-def test_in_line_one_thread_runs_all_code_of_envs() -> None:
+def test_inline_one_thread_runs_all_code_of_envs() -> None:
     async def main() -> None:
         async with make({"type": "base"}) as manager:
             names = set()

@@ -14,7 +14,7 @@ from tests.contract.harness import (
     ALL_BLOCK,
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     Setup,
     World,
@@ -23,7 +23,7 @@ from tests.contract.harness import (
     step_all,
 )
 
-setups = over(IN_LINE, ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED)
+setups = over(INLINE, ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED)
 
 REWARDS: list[Any] = [
     0.5,

@@ -24,7 +24,7 @@ from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_BLOCK_SHARED,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     Raises,
     Setup,
@@ -148,8 +148,8 @@ def test_env_code_that_exits_costs_its_host(world: World, setup: Setup) -> None:
     assert manager.stats()["renewals"] == 3
 
 
-@over(IN_LINE)
-def test_in_line_sys_exit_costs_the_env_and_ctrl_c_reaches_the_caller(
+@over(INLINE)
+def test_inline_sys_exit_costs_the_env_and_ctrl_c_reaches_the_caller(
     world: World, setup: Setup
 ) -> None:
     manager = world.make(setup, 2)
@@ -475,7 +475,7 @@ def test_with_retry_type_renew_a_failed_step_renews_the_env_in_its_host(
     ]  # fmt: skip
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_attempts_wait_retry_waiting_time(world: World, setup: Setup) -> None:
     manager = world.make(
         setup,

@@ -44,7 +44,7 @@ from tests.contract.harness import (
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
     DEFAULT,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     THREADS,
     THREADS_MESSAGE_SHARED,
@@ -120,7 +120,7 @@ class JustBefore:
         self._alone.__exit__(*details)
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_who_launches_a_hair_too_late_is_refused_and_harmless(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1, launch=False)
     manager._alone = JustBefore(manager, manager.launch)
@@ -152,7 +152,7 @@ def closed_meanwhile(manager: Any, after: str) -> Iterator[None]:
     closer.join()
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_who_closes_in_the_last_moment_of_a_launch_has_closed(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1, launch=False)
     with closed_meanwhile(manager, "begin_envs"):
@@ -163,7 +163,7 @@ def test_who_closes_in_the_last_moment_of_a_launch_has_closed(world: World, setu
     assert [*ready_all(manager)] == [0]
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_a_call_that_another_thread_closes_is_not_awaited_later(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1)
     with closed_meanwhile(manager, "send_requests"):
@@ -395,7 +395,7 @@ def test_f31_a_lost_fork_server_is_not_replaced_beside_threads_of_others(
     assert len(world.noted(0, "build")) == 2
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_BLOCK)
+@over(INLINE, ALL_BLOCK, SOME_BLOCK)
 def test_two_managers_at_a_time_do_not_feel_each_other(world: World, setup: Setup) -> None:
     one = world.make(setup, 2)
     two = world.make(setup, 3)
@@ -621,7 +621,7 @@ def test_a_call_is_bounded_by_reset_timeout(world: World, setup: Setup) -> None:
     assert seen(ready_all(manager)[1]).build == 1
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_apply_runs_a_function_on_the_envs_as_they_were_built(world: World, setup: Setup) -> None:
     wrapped = partial(ScriptedGymEnv, 1, world.folder)
     plain, _ = world.factories(2)
@@ -878,7 +878,7 @@ class Counting(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True], ids=["the env", "a wrapper"])
-@over(IN_LINE, THREADS, THREADS_MESSAGE_SHARED, ALL_BLOCK_SHARED)
+@over(INLINE, THREADS, THREADS_MESSAGE_SHARED, ALL_BLOCK_SHARED)
 def test_one_object_is_not_two_envs(world: World, setup: Setup, is_wrapped: bool) -> None:
     """Where they share a process, before any of them is reset."""
     env = Counting()
@@ -902,7 +902,7 @@ def test_one_object_is_not_two_envs(world: World, setup: Setup, is_wrapped: bool
     assert len(ready_all(again)) == 2
 
 
-@over(IN_LINE, THREADS, ALL_BLOCK_SHARED)
+@over(INLINE, THREADS, ALL_BLOCK_SHARED)
 def test_a_factory_may_return_an_env_again_that_was_closed(world: World, setup: Setup) -> None:
     """It serves its env_id alone, as before: whether it can begin anew is its own matter."""
     env = Counting()
@@ -926,7 +926,7 @@ def test_a_launch_that_gets_no_memory_is_a_launch_error(
     def fail(*args: Any) -> None:
         raise error
 
-    manager = world.make(IN_LINE, 1, launch=False)
+    manager = world.make(INLINE, 1, launch=False)
     with monkeypatch.context() as patched:
         patched.setattr("envmgr.manager.manager.begin_envs", fail)
         with Raises(LaunchError, "no memory or no thread", "RLIMIT_AS"):

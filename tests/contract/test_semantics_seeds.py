@@ -11,7 +11,7 @@ from envmgr.errors import ConfigError, UnknownEnvError
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     Raises,
     Setup,
@@ -51,7 +51,7 @@ def derived(seed: int, env_id: int, generation: int, episode: int) -> int:
     ],
     ids=str,
 )
-@over(IN_LINE, SOME_BLOCK)
+@over(INLINE, SOME_BLOCK)
 def test_the_first_reset_uses_exactly_the_seed_it_was_given(
     world: World, setup: Setup, env: Any, seed: Any, expected: list[int | None]
 ) -> None:
@@ -64,7 +64,7 @@ def test_the_first_reset_uses_exactly_the_seed_it_was_given(
         assert said == [[] if s is None else [[s, None]] for s in expected]
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_seed_of_the_config_is_that_of_the_method(world: World, setup: Setup) -> None:
     world.make(setup, 2, seed=11)
     assert [seeds_of_resets(world, i) for i in (0, 1)] == [[11], [12]]
@@ -276,7 +276,7 @@ def test_none_takes_a_seed_back(world: World, setup: Setup) -> None:
     assert [seeds_of_resets(world, i) for i in (0, 1)] == [[5, None], [None, None]]
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_wrong_seeds_are_refused_and_change_nothing(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, seed=4, launch=False)
     for wrong in (-1, 1.5, "7", True, [1], [1, 2, 3], [1, -2], [1, "2"], {0: -1}, {0: True}):

@@ -22,7 +22,7 @@ from envmgr.errors import (
 from tests.contract.envs import Do, expected_reward, seen
 from tests.contract.harness import (
     ALL_MESSAGE,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     Raises,
     Setup,
@@ -604,7 +604,7 @@ def test_every_accepted_action_is_delivered_cancelled_or_outstanding(
     assert closed["states"] == {"VOID": 4}
 
 
-@over(IN_LINE, SOME_BLOCK)
+@over(INLINE, SOME_BLOCK)
 def test_figures_start_over_with_each_launch(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1)
     assert manager.stats()["actions"] == 0

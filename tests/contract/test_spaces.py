@@ -27,7 +27,7 @@ from tests.contract.harness import (
     ALL_BLOCK,
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     THREADS,
     Raises,
@@ -202,7 +202,7 @@ EMPTY = [
         *((EMPTY[k], copies) for k in (1, 4) for copies in (False, "until_send", "checked")),
     ],
 )
-@over(IN_LINE, THREADS, ALL_BLOCK_SHARED, ALL_MESSAGE)
+@over(INLINE, THREADS, ALL_BLOCK_SHARED, ALL_MESSAGE)
 def test_arrays_without_numbers_go_every_way(
     world: World, setup: Setup, space: Any, copies: Any
 ) -> None:
@@ -293,7 +293,7 @@ def test_strict_dtype_refuses_casts(world: World, setup: Setup) -> None:
     ],
     ids=str,
 )
-@over(IN_LINE, ALL_MESSAGE, SOME_BLOCK)
+@over(INLINE, ALL_MESSAGE, SOME_BLOCK)
 def test_first_observations_that_do_not_fit_fail_the_launch_and_say_where(
     world: World, setup: Setup, space: Any, obs: Any, says: str
 ) -> None:
@@ -354,7 +354,7 @@ def make_with_actions(world: World, setup: Setup, name: str, **cfg: Any) -> Any:
 
 
 @every_action_space
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_actions_are_checked_for_kind_and_shape_and_discrete_ones_for_bounds(
     world: World, setup: Setup, name: str
 ) -> None:
@@ -371,7 +371,7 @@ def test_actions_are_checked_for_kind_and_shape_and_discrete_ones_for_bounds(
 
 
 @every_action_space
-@over(IN_LINE)
+@over(INLINE)
 def test_strict_checks_the_bounds_of_boxes_too(world: World, setup: Setup, name: str) -> None:
     manager = make_with_actions(world, setup, name, check_actions="strict")
     _, accepted, refused, loose = ACTIONS[name]
@@ -382,14 +382,14 @@ def test_strict_checks_the_bounds_of_boxes_too(world: World, setup: Setup, name:
         assert [*step_all(manager, {1: action})] == [1]
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_without_checks_any_action_reaches_the_env(world: World, setup: Setup) -> None:
     manager = make_with_actions(world, setup, "discrete", check_actions=False)
     for action in (99, -1, "left", 2.5):
         assert step_all(manager, {0: action})[0].info["action"] == action
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_actions_reach_gymnasium_envs_in_the_form_of_their_space(
     world: World, setup: Setup
 ) -> None:

@@ -16,7 +16,7 @@ from tests.contract.harness import (
     ALL_BLOCK,
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK_SHARED,
     THREADS,
     Setup,
@@ -28,7 +28,7 @@ from tests.contract.harness import (
 from tests.faults.traffic import sent_by
 
 N = 3
-EACH_WAY = (IN_LINE, THREADS, ALL_BLOCK, ALL_MESSAGE, ALL_BLOCK_SHARED, SOME_BLOCK_SHARED)
+EACH_WAY = (INLINE, THREADS, ALL_BLOCK, ALL_MESSAGE, ALL_BLOCK_SHARED, SOME_BLOCK_SHARED)
 HANDED_OUT = ((True, False), (False, True), ("until_send", True), ("checked", False))
 """How observations are handed out, each with and without `reset_inplace`."""
 needs_block = pytest.mark.skipif(not block_is_possible(), reason="no block on this platform")
@@ -148,7 +148,7 @@ def test_no_old_text_is_shown_after_a_reset_that_cancels_a_step(world: World, se
         manager.close()
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_BLOCK_SHARED)
+@over(INLINE, ALL_BLOCK, SOME_BLOCK_SHARED)
 def test_no_old_text_is_shown_by_envs_that_take_the_place_of_others(
     world: World, setup: Setup
 ) -> None:
@@ -184,7 +184,7 @@ def test_no_old_text_is_shown_by_spares(world: World, setup: Setup) -> None:
     assert manager.stats()["swaps"] > 0
 
 
-@over(IN_LINE, ALL_BLOCK, ALL_MESSAGE)
+@over(INLINE, ALL_BLOCK, ALL_MESSAGE)
 def test_a_snapshot_has_the_texts(world: World, setup: Setup) -> None:
     manager = world.make(setup, env_fn=told(), snapshot_copy=True, seed=3)
 
@@ -207,7 +207,7 @@ def test_a_snapshot_has_the_texts(world: World, setup: Setup) -> None:
 
 
 def test_missions_as_gymnasium_batches_them() -> None:
-    for setup in (IN_LINE, ALL_BLOCK_SHARED):
+    for setup in (INLINE, ALL_BLOCK_SHARED):
         manager = create_env_manager(setup.cfg, env_fn=told())
         envs = as_gymnasium(manager, "SameStep")
         obs, _ = envs.reset(seed=1)

@@ -26,7 +26,7 @@ from tests.contract.harness import (
     ALL_BLOCK,
     ALL_MESSAGE,
     AXES,
-    IN_LINE,
+    INLINE,
     SETUPS,
     SOME_MESSAGE,
     THREADS,
@@ -172,13 +172,13 @@ def test_trajectories_are_those_of_envs_that_nobody_manages(
     space = SPACES["vector"] if name == "vector" else Dict(FIXED)
     spaces = {f"{name} {i}": space for i in range(3)}
     manager = world.make(setup, env_fn=sampled(spaces), seed=100, **mode)
-    by_block = setup.shared_memory or setup == IN_LINE
+    by_block = setup.shared_memory or setup == INLINE
     assert (manager._running.supervisor.submitter.posts) is by_block
     check_trajectories(manager, spaces)
 
 
 @in_both_modes
-@over(IN_LINE, ALL_BLOCK._replace(num_workers=2), SOME_MESSAGE._replace(num_workers=2))
+@over(INLINE, ALL_BLOCK._replace(num_workers=2), SOME_MESSAGE._replace(num_workers=2))
 def test_trajectories_of_envs_with_different_spaces(
     world: World, setup: Setup, mode: dict[str, Any]
 ) -> None:
@@ -220,7 +220,7 @@ def test_failures_and_renewals_repeat_too_under_every_kind(tmp_path: Any) -> Non
             assert manager.stats()["failures"] == 4
         finally:
             world.close()
-    expected = runs["in_line"]
+    expected = runs["inline"]
     for name, run in runs.items():
         for i in range(3):
             assert difference(run[i], expected[i]) is None, (

@@ -24,13 +24,13 @@ from tests import di_engine_v2
 from tests.contract.envs import Do, ScriptedGymEnv, expected_reward, seen
 from tests.contract.harness import Raises, Setup, World, over
 
-IN_LINE_V2 = Setup("base_v2")
+INLINE_V2 = Setup("base_v2")
 ALL_BLOCK_V2 = Setup("subprocess_v2", "fork", True)
 ALL_MESSAGE_V2 = Setup("subprocess_v2", "fork", False)
 SOME_MESSAGE_V2 = Setup("async_subprocess_v2", "fork", False)
 SOME_BLOCK_V2 = Setup("async_subprocess_v2", "fork", True)
-every_v2_setup = over(IN_LINE_V2, ALL_BLOCK_V2, ALL_MESSAGE_V2, SOME_MESSAGE_V2, SOME_BLOCK_V2)
-every_v2_kind = over(IN_LINE_V2, ALL_BLOCK_V2, SOME_MESSAGE_V2)
+every_v2_setup = over(INLINE_V2, ALL_BLOCK_V2, ALL_MESSAGE_V2, SOME_MESSAGE_V2, SOME_BLOCK_V2)
+every_v2_kind = over(INLINE_V2, ALL_BLOCK_V2, SOME_MESSAGE_V2)
 
 needs_treetensor = pytest.mark.v2
 
@@ -96,7 +96,7 @@ def test_a_step_takes_a_dict_by_env_id_too(world: World, setup: Setup) -> None:
 
 
 @needs_treetensor
-@over(ALL_BLOCK_V2, ALL_MESSAGE_V2, IN_LINE_V2)
+@over(ALL_BLOCK_V2, ALL_MESSAGE_V2, INLINE_V2)
 def test_a_sync_step_keeps_the_order_of_the_rows(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3)
     assert len(manager.ready_obs) == 3
@@ -315,7 +315,7 @@ class TellingEnv(BaseEnv):
 
 
 @needs_treetensor
-@over(IN_LINE_V2, ALL_BLOCK_V2, ALL_MESSAGE_V2, ALL_BLOCK_V2._replace(num_workers=2))
+@over(INLINE_V2, ALL_BLOCK_V2, ALL_MESSAGE_V2, ALL_BLOCK_V2._replace(num_workers=2))
 def test_everything_is_key_by_key_what_di_engine_makes_of_it(world: World, setup: Setup) -> None:
     env_fn = [partial(TellingEnv, i) for i in range(5)]
     v2 = world.make(setup, env_fn=env_fn)

@@ -18,7 +18,7 @@ from envmgr.env import BatchedEnvSpec, VectorBatch
 from envmgr.errors import ConfigError, EnvNotReadyError, LaunchError, NothingReadyError
 from envmgr.wire.info_columns import columns_of
 from envmgr.wire.info_forms import RecordBatch
-from tests.contract.harness import ALL_BLOCK, IN_LINE, SOME_MESSAGE, Setup, over, ready_all
+from tests.contract.harness import ALL_BLOCK, INLINE, SOME_MESSAGE, Setup, over, ready_all
 from tests.values import same_values
 from tests.walkers import MODES, OneGenerator, Walker, episodes_of, vector_of
 
@@ -36,7 +36,7 @@ def singles(**cfg: Any) -> dict[int, Any]:
         return episodes_of(m, 4, policy)
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
+@over(INLINE, ALL_BLOCK, SOME_MESSAGE)
 def test_rows_have_the_episodes_that_single_envs_have(setup: Setup) -> None:
     expected = singles()
     for mode in MODES:
@@ -122,7 +122,7 @@ def test_a_row_waits_for_the_next_step_whatever_is_reset_by_hand() -> None:
         assert manager.ready_obs_id == [0, 1, 2]
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_resets_by_hand_of_rows_that_can_be_reset_alone(setup: Setup) -> None:
     spec = BatchedEnvSpec(partial(vector_of, SIZE, "NextStep"), SIZE)
     cfg = {**setup.cfg, "seed": 9, "auto_reset": False}
@@ -143,7 +143,7 @@ def test_resets_by_hand_of_rows_that_can_be_reset_alone(setup: Setup) -> None:
         assert all(i < SIZE for i in lost)
 
 
-# -- the kind that runs one in line ---------------------------------------------------------------
+# -- the kind that runs one inline ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def told_to(row: int, n: int) -> dict[str, Any]:
     return {**info, "terminated": False, "truncated": False}
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
+@over(INLINE, ALL_BLOCK, SOME_MESSAGE)
 def test_infos_go_as_columns_and_are_those_of_the_rows(setup: Setup) -> None:
     factory = partial(vector_batch, TellingVector)
     spec = BatchedEnvSpec(factory, WIDE, partial_steps=True)

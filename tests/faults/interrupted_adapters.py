@@ -173,7 +173,7 @@ class Trained:
         made = partial(create_env_manager, env_fn=[Counting] * N)
         own: Mapping[str, Any] = getattr(self._make, "config", {})
         config = {"max_failures": 10**6, **own, **self._given_config}
-        self._in_line = config["type"] == "base"
+        self._inline = config["type"] == "base"
         self.manager = made(config)
         self.driver = self._make(self.manager)
         self._ever, self._steps = [0.0] * N, [0.0] * N
@@ -234,7 +234,7 @@ class Trained:
         for env_id, (said, steps, ever) in obs.items():
             more = ever - self._ever[env_id]
             may_be = (0, 1) if env_id in self._sent or self._may_be_lost else (0,)
-            is_new = self._in_line and ever == 0
+            is_new = self._inline and ever == 0
             assert more in may_be or is_new, f"env {env_id}: {more:g} steps that nobody has seen"
             assert (said, steps) == (_BEGIN, 0), f"env {env_id}: {obs[env_id]} after a reset"
             self._ever[env_id], self._steps[env_id] = ever, 0
@@ -247,12 +247,12 @@ class Trained:
             assert action is not None, f"env {env_id}: a timestep for no action"
             if abnormal:
                 self.abnormal += 1
-                assert self._in_line, f"env {env_id} has failed"
+                assert self._inline, f"env {env_id} has failed"
             else:
                 expected = (action, self._steps[env_id] + 1, self._ever[env_id] + 1)
                 if self.driver.begins_with_step and env_id in self._ended:
                     expected = (_BEGIN, 0, self._ever[env_id])
-                    if self._in_line and obs[2] == 0:  # renewed
+                    if self._inline and obs[2] == 0:  # renewed
                         expected = (_BEGIN, 0, 0)
                 assert tuple(obs) == expected, f"env {env_id}: {obs}, not {expected}"
             self._steps[env_id], self._ever[env_id] = shown[1:]
@@ -311,7 +311,7 @@ class Trained:
         try:
             self.driver.calls[name]()
         except EnvFailure:
-            assert self._in_line  # the env that was interrupted in it
+            assert self._inline  # the env that was interrupted in it
 
     # -- as the subject of attacks --------------------------------------------------------------
 

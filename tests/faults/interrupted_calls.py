@@ -243,7 +243,7 @@ class Account:
         for env_id in list(self.owed)[: stats["cancelled"] - before["cancelled"]]:
             del self.owed[env_id]  # those of `reset`, which names the first
         if scenario.in_halves and manager.call_is_pending:
-            with suppress(EnvFailure):  # in line, the env that was interrupted in it
+            with suppress(EnvFailure):  # inline, the env that was interrupted in it
                 assert manager.call_wait()[0] in (4, 8)
         self.goes_on()
 

@@ -53,7 +53,7 @@ class Collecting:
 
     def __init__(self, collector: str, config: Mapping[str, Any], seed: int = 0) -> None:
         self._collector = collector
-        self._in_line = config["type"] == "base"
+        self._inline = config["type"] == "base"
         self._rng = random.Random(seed)
         self.abnormal = 0
         self.manager = create_env_manager({"max_failures": 10**6, **config}, env_fn=[Counting] * N)
@@ -101,14 +101,14 @@ class Collecting:
 
     def _take_step(self, env_id: int, obs: Any, action: float, after: Any) -> None:
         known = self._known[env_id]
-        is_known = known is None or obs[2] == known or (self._in_line and obs[2] == 0)
+        is_known = known is None or obs[2] == known or (self._inline and obs[2] == 0)
         assert is_known, f"env {env_id}: a step after {obs[2]:g} others, {known} are known"
         assert after[0] == action, f"env {env_id}: {after} after the action {action}"
         assert after[2] == obs[2] + 1, f"env {env_id}: {after} after {obs}"
         self._known[env_id] = after[2]
 
     def _fail(self, env_id: int) -> None:
-        assert self._in_line, f"env {env_id} has failed"
+        assert self._inline, f"env {env_id} has failed"
         self.abnormal += 1
         self._known[env_id] = None
 
@@ -133,7 +133,7 @@ class Collecting:
         assert statistics.steps == lengths + sum(collector.unfinished.values())
         stats = self.manager.stats()
         assert statistics.steps == stats["timesteps"], "the manager has delivered others"
-        if not self._in_line:
+        if not self._inline:
             assert statistics.steps == sum(self.manager.get_attr("ever"))
 
     # -- as the subject of attacks --------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Runs an env that fails beside others, and compares what they give with a run without faults.
 
 The envs are told what to do by step number, so a run without faults is always the same, whatever
-runs the envs. It is made once, in line, and every other run is compared with it byte for byte.
+runs the envs. It is made once, inline, and every other run is compared with it byte for byte.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.contract.envs import Do, ScriptedEnv
-from tests.contract.harness import IN_LINE, Setup, World, ready_all, step_all
+from tests.contract.harness import INLINE, Setup, World, ready_all, step_all
 
 N_STEPS = 8
 EPISODE_LENGTH = 3
@@ -125,9 +125,9 @@ def _entry(ready: Any, timestep: Any) -> Entry:
 def untroubled(
     env_num: int, env: Callable[..., Any] = ScriptedEnv, n_steps: int = N_STEPS
 ) -> dict[int, list[Entry]]:
-    """Return what envs give that run in line and without faults."""
+    """Return what envs give that run inline and without faults."""
     with tempfile.TemporaryDirectory() as folder:
-        return run(Path(folder), IN_LINE, env_num=env_num, env=env, n_steps=n_steps).given
+        return run(Path(folder), INLINE, env_num=env_num, env=env, n_steps=n_steps).given
 
 
 def check_others(folder: Path, setup: Setup, action: Do, **options: Any) -> Any:

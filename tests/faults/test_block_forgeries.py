@@ -21,12 +21,12 @@ import pytest
 from envmgr.errors import EnvCrash, EnvProtocolError, EnvTimeout
 from envmgr.wire.block import (
     AFTER_SHIFT,
+    BUFFER_BITS,
     DONE,
+    ENDING_GIVEN_BIT,
     ENDING_SHIFT,
     HAS_INFO,
-    PLACE_BITS,
     REWARD_SHIFT,
-    TOLD_BIT,
     Block,
     block_is_possible,
     request_of,
@@ -69,9 +69,9 @@ def info_bytes(value: Any, n_missing: int = 0) -> bytes:
 
 
 RESETS = int(AfterStep.RESETS) << AFTER_SHIFT
-RESETS_LATE = int(AfterStep.RESETS_LATE) << AFTER_SHIFT
+RESETS_IN_NEXT_STEP = int(AfterStep.RESETS_IN_NEXT_STEP) << AFTER_SHIFT
 MALFORMED: dict[str, dict[str, Any]] = {
-    "a slot that is none": {"flags": PLACE_BITS},
+    "a slot that is none": {"flags": BUFFER_BITS},
     "a slot after the last": {"flags": 4},
     "a slot of resets": {"flags": 2},
     "a kind of rewards that is none": {"flags": 31 << REWARD_SHIFT},
@@ -91,9 +91,11 @@ MALFORMED: dict[str, dict[str, Any]] = {
         "flags": HAS_INFO,
         "info": info_bytes({"forged": msgspec.msgpack.Ext(1, b"<f8;99999999999999999999;")}),
     },
-    "an end in no slot": {"flags": DONE | RESETS | PLACE_BITS},
+    "an end in no slot": {"flags": DONE | RESETS | BUFFER_BITS},
     "an end with a strange info": {"flags": DONE | HAS_INFO | RESETS, "info": b"\xff" * 248},
-    "an end after which others begin its episode": {"flags": DONE | TOLD_BIT | RESETS_LATE},
+    "an end after which others begin its episode": {
+        "flags": DONE | ENDING_GIVEN_BIT | RESETS_IN_NEXT_STEP
+    },
     "all bits": {"flags": 0xFFFF, "info": b"\xff" * 248},
 }
 """Answers to the request that is awaited."""
@@ -355,13 +357,13 @@ class TextForger(Told):
         """Answer with an observation that has a bad text, and then do nothing any more."""
         (block, posted), row = reached(), self.env_id
         (writer,) = (r.runner.writer for r in posted._block_rows if r.sink.env_id == row)
-        place = writer.write(self.observe(), of_reset=of_reset)
-        for target in writer._targets[place]:
+        buffer = writer.write(self.observe(), of_reset=of_reset)
+        for target in writer._targets[buffer]:
             if isinstance(target, memoryview):
                 target[:4] = b"\xff" * 4
         flags = block.reset_flags if of_reset else block.flags
         tokens = block.resets if of_reset else block.replies
-        flags[row] = place
+        flags[row] = buffer
         tokens[row] = block.requests[row]
         posted.ring()
         while True:

@@ -22,7 +22,7 @@ from tests.contract.envs import Do, ScriptedGymEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_BLOCK_SHARED,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     SOME_MESSAGE,
     Setup,
@@ -37,7 +37,7 @@ from tests.faults.traffic import sent_by
 
 
 @pytest.mark.parametrize("when", ["before launch", "after close"])
-@over(IN_LINE, ALL_BLOCK, SOME_BLOCK)
+@over(INLINE, ALL_BLOCK, SOME_BLOCK)
 def test_f37_a_manager_that_is_not_launched_takes_no_calls(
     world: World, setup: Setup, when: str
 ) -> None:
@@ -101,7 +101,7 @@ def test_f37_what_is_refused_sends_nothing(world: World, setup: Setup) -> None:
     assert seen(step_all(manager, {0: 5})[0].obs)[:5] == (0, 0, 0, 1, 5)
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_BLOCK)
+@over(INLINE, ALL_BLOCK, SOME_BLOCK)
 def test_f37_an_empty_step_gathers_what_is_outstanding_or_is_refused(
     world: World, setup: Setup
 ) -> None:
@@ -215,7 +215,7 @@ def test_f40_a_call_during_a_step_is_refused(world: World, setup: Setup) -> None
 # -- F41: views -----------------------------------------------------------------------------------
 
 
-@over(ALL_BLOCK, SOME_BLOCK, ALL_BLOCK_SHARED, IN_LINE)
+@over(ALL_BLOCK, SOME_BLOCK, ALL_BLOCK_SHARED, INLINE)
 def test_f41_a_view_stays_as_it_was_for_two_steps_and_over_an_end(
     world: World, setup: Setup
 ) -> None:

@@ -19,7 +19,7 @@ from tests.contract.harness import (
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
     DEFAULT,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     SOME_MESSAGE,
     THREADS,
@@ -307,7 +307,7 @@ def test_f29_a_signal_handler_may_close_in_the_middle_of_a_step(
     assert [*ready_all(manager)] == list(range(env_num))
 
 
-@over(IN_LINE, ALL_MESSAGE, SOME_MESSAGE)
+@over(INLINE, ALL_MESSAGE, SOME_MESSAGE)
 def test_stats_and_states_may_be_read_from_other_threads_while_it_works_and_closes(
     world: World, setup: Setup
 ) -> None:
@@ -341,12 +341,12 @@ def test_stats_and_states_may_be_read_from_other_threads_while_it_works_and_clos
 
 
 STARTS = (Setup("subprocess", context) for context in ("server", "fork", "spawn", "forkserver"))
-DROPPED = (IN_LINE, *STARTS)
+DROPPED = (INLINE, *STARTS)
 
 
 @pytest.mark.parametrize(
     ("setup", "how"),
-    [*((setup, "del") for setup in DROPPED), (IN_LINE, "cycle"), (SOME_MESSAGE, "cycle")],
+    [*((setup, "del") for setup in DROPPED), (INLINE, "cycle"), (SOME_MESSAGE, "cycle")],
     ids=str,
 )
 def test_f28_a_manager_that_is_dropped_leaves_nothing(

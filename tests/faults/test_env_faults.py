@@ -24,7 +24,7 @@ from tests.contract.envs import Do, seen
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_MESSAGE,
-    IN_LINE,
+    INLINE,
     SETUPS,
     SOME_BLOCK,
     SOME_MESSAGE,
@@ -44,7 +44,7 @@ LIMIT_S = 0.3
 FORKSERVED = Setup("subprocess", "forkserver")
 # Exceptions take the same way whatever has started the process: others than fork run few.
 everywhere = over(*SETUPS)
-everywhere_quick = over(IN_LINE, ALL_BLOCK, SOME_BLOCK, SOME_MESSAGE_SHARED)
+everywhere_quick = over(INLINE, ALL_BLOCK, SOME_BLOCK, SOME_MESSAGE_SHARED)
 
 
 # -- F5: in a step --------------------------------------------------------------------------------

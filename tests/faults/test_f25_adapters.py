@@ -20,7 +20,7 @@ from tests.faults.interrupted_collectors import COLLECTORS, Collecting
 
 FORK = {"type": "subprocess", "context": "fork"}
 SOME = {**FORK, "type": "async_subprocess", "shared_memory": False, "num_workers": 2}
-IN_LINE = {"type": "base"}
+INLINE = {"type": "base"}
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ class InterruptedOnce:
 def test_f25_ctrl_c_beside_a_call_of_the_manager(
     driver: Any, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = Trained(driver, IN_LINE)
+    subject = Trained(driver, INLINE)
     methods = ["send_arrays", "ready_arrays", "reset", "reset_infos", "apply", "call", "get_attr"]
     if when == "before":  # what has returned lies in the adapter: nothing comes between
         methods += ["recv_arrays", "call_wait"]
@@ -93,22 +93,22 @@ def attack(make: Any, *runs: tuple[Any, int, int], raised: float) -> None:
         figures = attacks.run(partial(make, config), count, seed=25, calls=calls)
         assert figures["points"] == count
         assert figures["raised"] > figures["reached"] * raised
-        assert config is IN_LINE or not figures["abnormal"]
+        assert config is INLINE or not figures["abnormal"]
         total, reached = total + count, reached + figures["reached"]
     assert reached > total / 2  # where envs have processes, their timing may pass by most points
 
 
 def test_f25_an_adapter_goes_on_or_says_how_after_an_interrupt_anywhere(driver: Any) -> None:
-    attack(partial(Trained, driver), (IN_LINE, 40, 6), (FORK, 12, 2), raised=0.7)
+    attack(partial(Trained, driver), (INLINE, 40, 6), (FORK, 12, 2), raised=0.7)
 
 
 @pytest.mark.parametrize("name", COLLECTORS)
 def test_f25_a_collector_has_every_step_once_after_an_interrupt_anywhere(name: str) -> None:
-    attack(partial(Collecting, name), (IN_LINE, 20, 2), (SOME, 10, 1), raised=0.6)
+    attack(partial(Collecting, name), (INLINE, 20, 2), (SOME, 10, 1), raised=0.6)
 
 
 def test_f25_the_returns_that_di_engine_reads_count_every_reward_once() -> None:
-    figures = attacks.run(partial(Ding, IN_LINE), 60, seed=25, calls=4)
+    figures = attacks.run(partial(Ding, INLINE), 60, seed=25, calls=4)
     assert figures["raised"] > 30
 
 
@@ -121,7 +121,7 @@ def test_f25_an_adapter_at_random_moments(name: str) -> None:
 def test_f25_of_points_past_delivery_those_of_others_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    subject = Trained(DRIVERS["as_sb3"], IN_LINE)
+    subject = Trained(DRIVERS["as_sb3"], INLINE)
     monkeypatch.setattr(Trained, "names", ["finish 0"])
     points = {point for _, point, _ in attacks.drawn(subject, None, 0)}
     subject.close()
@@ -130,7 +130,7 @@ def test_f25_of_points_past_delivery_those_of_others_are_left_out(
 
 
 def test_f25_at_its_return_a_function_has_delivered_whichever_return_it_is() -> None:
-    subject = Trained(DRIVERS["as_tianshou, wait_num"], IN_LINE)
+    subject = Trained(DRIVERS["as_tianshou, wait_num"], INLINE)
     step = type(subject.driver.env).step.__code__
     subject.close()
     returns = [i.offset for i in dis.get_instructions(step) if i.opname == "RETURN_VALUE"]

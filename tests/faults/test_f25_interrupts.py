@@ -1,6 +1,6 @@
 """F25: a signal at any point of any public call loses, repeats, hangs and wedges nothing.
 
-Here the kinds that run envs in line or on threads are attacked at many points, others at some;
+Here the kinds that run envs inline or on threads are attacked at many points, others at some;
 `make soak` attacks all of them, and at random moments.
 """
 
@@ -11,7 +11,7 @@ import pytest
 from tests.faults.interrupted_calls import LARGE_INFOS, PROCESS_KINDS, THREAD_KINDS, TWO_FORMS, run
 
 
-def test_f25_in_line_an_interrupt_costs_no_more_than_the_env_that_was_in_it() -> None:
+def test_f25_inline_an_interrupt_costs_no_more_than_the_env_that_was_in_it() -> None:
     figures = run({"type": "base"}, 400, seed=25)
     assert figures["points"] == 400
     assert figures["raised"] > 300

@@ -18,7 +18,7 @@ from tests.contract.envs import Do, seen
 from tests.contract.harness import (
     ALL_MESSAGE,
     DEFAULT,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     Setup,
     Visit,
@@ -184,8 +184,8 @@ def test_f25_an_interrupted_close_can_be_repeated(world: World, setup: Setup) ->
     manager.close(terminate=True)
 
 
-@over(IN_LINE)
-def test_f25_in_line_an_interrupted_step_costs_the_env_that_was_in_it(
+@over(INLINE)
+def test_f25_inline_an_interrupted_step_costs_the_env_that_was_in_it(
     world: World, setup: Setup
 ) -> None:
     manager = world.make(setup, 3)

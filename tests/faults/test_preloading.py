@@ -23,7 +23,7 @@ from envmgr.worker import imported_modules
 from tests.contract.envs import Do
 from tests.contract.harness import (
     DEFAULT,
-    IN_LINE,
+    INLINE,
     PATIENCE_S,
     Setup,
     World,
@@ -64,7 +64,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules
     modules = Modules(folder)
     modules.install(good_module="")
     yield modules
-    sys.modules.pop("good_module", None)  # of envs in line
+    sys.modules.pop("good_module", None)  # of envs inline
     imported_modules._folders.cache_clear()
 
 
@@ -563,12 +563,12 @@ def test_f49_a_fork_of_the_trainer_has_servers_of_its_own(world: World, modules:
     assert [*step_all(one, {0: 1, 1: 2})] == [0, 1]
 
 
-@over(IN_LINE, Setup("subprocess", "fork"), Setup("subprocess", "spawn"))
+@over(INLINE, Setup("subprocess", "fork"), Setup("subprocess", "spawn"))
 def test_f49_elsewhere_one_line_says_that_a_list_does_not_apply(
     world: World, modules: Modules, log: Log, setup: Setup
 ) -> None:
     manager = make(world, 1, setup, preload=["good_module"])
-    place = "type: base" if setup is IN_LINE else f"context: {setup.context}"
+    place = "type: base" if setup is INLINE else f"context: {setup.context}"
     assert log.left_out().startswith(f"manager.preload does not apply to {place}")
     assert manager.call("imports", "good_module") == [(False, False)]
     world.make(setup, 1).close()

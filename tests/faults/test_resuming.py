@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr import create_env_manager
 from envmgr.errors import ConfigError, EnvCrash, LaunchError
-from tests.contract.harness import ALL_BLOCK, ALL_MESSAGE, IN_LINE, Setup
+from tests.contract.harness import ALL_BLOCK, ALL_MESSAGE, INLINE, Setup
 
 RAISES, DIES, ENDS = 97, 98, 99
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_saved_is_refused_or_said(caplog: pytest.LogCaptureFixtur
     with pytest.raises(
         LaunchError, match=r"envs 0, 1 .*Counting has none of the methods .*get_state"
     ):
-        Run(IN_LINE, snapshot_copy=False)
+        Run(INLINE, snapshot_copy=False)
     config = {"type": "base", "on_failure": "resume", "snapshot_every": 5, "snapshot_copy": True}
     with create_env_manager(config, env_fn=[Handle]) as manager:
         for k in range(12):

@@ -14,7 +14,7 @@ from envmgr.errors import ConcurrentCallError
 from tests.faults.interrupted_calls import PROCESS_KINDS
 from tests.faults.second_thread import run, run_closing, run_reading
 
-IN_LINE = {"type": "base"}
+INLINE = {"type": "base"}
 THREADS = {"type": "thread"}
 BLOCK, SOME_MESSAGES = (
     {**PROCESS_KINDS[kind], "context": "fork"}
@@ -25,11 +25,11 @@ BLOCK, SOME_MESSAGES = (
 @pytest.mark.parametrize(
     ("config", "calls"),
     [
-        (IN_LINE, ("ready_obs", "step to the end", "recv_arrays", "reset", "call", "launch")),
+        (INLINE, ("ready_obs", "step to the end", "recv_arrays", "reset", "call", "launch")),
         (BLOCK, ("send_arrays", "recv", "recv_arrays at the end", "seed")),
         (SOME_MESSAGES, ("step", "recv one", "restore of what is stepped")),
     ],
-    ids=["in_line", "block", "message"],
+    ids=["inline", "block", "message"],
 )
 def test_whoever_calls_at_any_point_of_a_call_is_refused_and_changes_nothing(
     config: dict[str, Any], calls: tuple[str, ...]
@@ -40,10 +40,10 @@ def test_whoever_calls_at_any_point_of_a_call_is_refused_and_changes_nothing(
 
 
 def test_the_figures_of_actions_are_of_one_moment_whatever_goes_on_meanwhile() -> None:
-    assert run_reading(IN_LINE) > 100
+    assert run_reading(INLINE) > 100
 
 
-@pytest.mark.parametrize(("config", "count"), [(IN_LINE, 60), (THREADS, 20)], ids=str)
+@pytest.mark.parametrize(("config", "count"), [(INLINE, 60), (THREADS, 20)], ids=str)
 def test_whoever_is_in_a_call_when_another_thread_closes_comes_back(
     config: dict[str, Any], count: int
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.envs import Do
 from tests.contract.harness import (
     ALL_BLOCK,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     SOME_MESSAGE,
     SOME_MESSAGE_SHARED,
@@ -66,7 +66,7 @@ def live(folder: Path, setup: Setup, faults: dict[int, Do], **cfg: Any) -> Life:
         world.close()
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, SOME_MESSAGE_SHARED)
+@over(INLINE, ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, SOME_MESSAGE_SHARED)
 def test_f42_a_renewed_env_gets_a_seed_that_follows_from_generation_and_episode(
     tmp_path: Path, setup: Setup
 ) -> None:
@@ -75,9 +75,9 @@ def test_f42_a_renewed_env_gets_a_seed_that_follows_from_generation_and_episode(
     assert life.seeds == [[SEED], [SEED + 1, derived(1, 1), derived(2, 2)], [SEED + 2]]
     again = live(tmp_path / "two", setup, FAULTS)
     assert again == life, "the run does not repeat"
-    in_line = live(tmp_path / "three", IN_LINE, FAULTS)
-    assert in_line == life, "the run depends on what runs the envs"
-    untroubled = live(tmp_path / "four", IN_LINE, {})
+    inline = live(tmp_path / "three", INLINE, FAULTS)
+    assert inline == life, "the run depends on what runs the envs"
+    untroubled = live(tmp_path / "four", INLINE, {})
     for sibling in (0, 2):
         assert untroubled.given[sibling] == life.given[sibling]
 

@@ -26,7 +26,7 @@ from tests.contract.harness import (
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
     DEFAULT,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     SOME_MESSAGE,
     THREADS,
@@ -117,8 +117,8 @@ def test_f13_limits_count_while_the_caller_waits_for_others(world: World, setup:
     assert ended[0].info["error"].limit_s == LIMIT_S
 
 
-@over(IN_LINE)
-def test_f13_in_line_a_hung_step_reset_and_build_end_at_their_limits(
+@over(INLINE)
+def test_f13_inline_a_hung_step_reset_and_build_end_at_their_limits(
     world: World, setup: Setup
 ) -> None:
     manager = world.make(
@@ -169,7 +169,7 @@ class Silent(ScriptedGymEnv):
         return *rest, {}
 
 
-@over(ALL_BLOCK, SOME_MESSAGE, ALL_BLOCK_SHARED, IN_LINE, *ON_THREADS)
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_BLOCK_SHARED, INLINE, *ON_THREADS)
 def test_f15_a_reset_that_belongs_to_a_step_is_too(world: World, setup: Setup) -> None:
     manager = world.make(
         setup,
@@ -201,7 +201,7 @@ def test_f15_a_reset_that_hangs_before_the_caller_is_too(world: World, setup: Se
 
 # In line the limit may pass just when the env has opened its journal, before it can close it.
 @pytest.mark.filterwarnings("ignore:unclosed file .*journal:ResourceWarning")
-@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, IN_LINE, THREADS)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, INLINE, THREADS)
 def test_f16_a_step_that_ends_at_its_limit_has_one_outcome(world: World, setup: Setup) -> None:
     limit_s = 0.05
     manager = world.make(

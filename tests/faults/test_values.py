@@ -26,7 +26,7 @@ from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_BLOCK_SHARED,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     SOME_MESSAGE,
     SOME_MESSAGE_SHARED,
@@ -41,11 +41,11 @@ from tests.faults.traffic import sent_by
 
 PACKED = ALL_BLOCK._replace(num_workers=2)
 processes = over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, PACKED)
-everywhere = over(IN_LINE, ALL_BLOCK, SOME_BLOCK, SOME_MESSAGE_SHARED)
-# In line, through the shared block, and by messages: these take ways of their own in the code.
+everywhere = over(INLINE, ALL_BLOCK, SOME_BLOCK, SOME_MESSAGE_SHARED)
+# Inline, through the shared block, and by messages: these take ways of their own in the code.
 # By fork, which starts fastest: what started a worker has no part in this.
 SETUPS = (
-    IN_LINE,
+    INLINE,
     Setup("subprocess", "fork", True),
     Setup("async_subprocess", "fork", False),
     Setup("subprocess", "fork", True, num_workers=1),
@@ -268,7 +268,7 @@ WHERES = ["step", "reset", "nowhere"]
 def some_of(names: list[str], setup: Setup, way: str) -> list[str]:
     """Return every other one where there are workers: each meets every way and every setup."""
     first = (SETUPS.index(setup) + ["plain", *WAYS].index(way)) % 2
-    return names if setup is IN_LINE else names[first::2]
+    return names if setup is INLINE else names[first::2]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -330,7 +330,7 @@ def test_f11_non_finite_numbers_are_failures_of_their_env(tmp_path: Path, setup:
         assert "nan_policy" in str(error)
 
 
-@over(IN_LINE, SOME_BLOCK, ALL_BLOCK_SHARED)
+@over(INLINE, SOME_BLOCK, ALL_BLOCK_SHARED)
 def test_f11_non_finite_numbers_are_raised(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, nan_policy="raise", max_failures=99)
     for action in NON_FINITE:
@@ -374,7 +374,7 @@ def test_f11_in_observations_of_any_space_of_steps_and_resets(
 
 @pytest.mark.parametrize("where", ["step", "reset"])
 @pytest.mark.parametrize("way", ["plain", "arrays", "inplace"])
-@over(IN_LINE, SOME_BLOCK)
+@over(INLINE, SOME_BLOCK)
 def test_f11_raised_where_it_is_noticed(world: World, setup: Setup, way: str, where: str) -> None:
     env_fn = [partial(Odd, SPACES["scalar"], np.array(NAN), each) for each in (where, "nowhere")]
     manager = world.make(setup, env_fn=env_fn, nan_policy="raise", **WAYS.get(way, {}))
@@ -383,7 +383,7 @@ def test_f11_raised_where_it_is_noticed(world: World, setup: Setup, way: str, wh
     assert not manager.closed
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
+@over(INLINE, ALL_BLOCK, SOME_MESSAGE)
 def test_f11_a_first_observation_that_is_not_finite_fails_the_launch(
     world: World, setup: Setup
 ) -> None:
@@ -431,7 +431,7 @@ def test_f11_an_info_of_a_reset_that_is_no_dict(world: World, setup: Setup) -> N
     check_failures(manager, failures_with(manager), ["reset", "nowhere"])
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_f11_an_env_that_never_gives_numbers_ends_as_the_budget_says(
     world: World, setup: Setup
 ) -> None:
@@ -484,7 +484,7 @@ STRICT: dict[str, tuple[Any, Any, Any]] = {
     [*((case, True) for case in ACTIONS), *((case, "strict") for case in STRICT)],
     ids=str,
 )
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_f38_an_action_that_does_not_fit_is_refused_before_any_is_sent(
     world: World, setup: Setup, case: str, check: Any
 ) -> None:
@@ -504,7 +504,7 @@ def test_f38_an_action_that_does_not_fit_is_refused_before_any_is_sent(
     assert len(step_all(manager, {0: good, 1: good})) == 2
 
 
-@over(IN_LINE, ALL_BLOCK)
+@over(INLINE, ALL_BLOCK)
 def test_f38_a_wrong_count_of_actions_is_refused(world: World, setup: Setup) -> None:
     manager = world.make(setup, env_fn=[partial(TakesAnything, PUSH)] * 3)
     ready_all(manager)

@@ -18,7 +18,7 @@ from tests.contract.harness import (
     ALL_BLOCK,
     ALL_MESSAGE,
     DEFAULT,
-    IN_LINE,
+    INLINE,
     SOME_BLOCK,
     SOME_MESSAGE,
     Gate,
@@ -180,8 +180,8 @@ def test_f04_neighbours_keep_their_host(tmp_path: Path, setup: Setup, action: Do
     assert all(troubled.given[i] == expected[i] for i in (0, 2, 3, 4))
 
 
-@over(IN_LINE)
-def test_f04_in_line_sys_exit_is_the_envs_and_ctrl_c_the_users(world: World, setup: Setup) -> None:
+@over(INLINE)
+def test_f04_inline_sys_exit_is_the_envs_and_ctrl_c_the_users(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
     ready_all(manager)
     assert type(step_all(manager, {0: Do.SYS_EXIT})[0].info["error"]) is EnvCrash

@@ -40,18 +40,18 @@ from envmgr.spaces import codec_of
 from envmgr.wire import info_forms
 from envmgr.wire.arenas import COPIED, ObservationRules, arena_arrays, plan_placements
 from envmgr.wire.block import (
+    BUFFER_BITS,
     DONE,
+    ENDING_GIVEN_BIT,
     ENDING_SHIFT,
     HAS_INFO,
-    LATE_END,
     MAX_REQUEST_ID,
-    PLACE_BITS,
+    NEXT_STEP_END,
     PLAIN_END,
     REWARD_SHIFT,
     RING_EACH,
     RING_LAST,
     RING_ONCE,
-    TOLD_BIT,
     Block,
     BlockPlan,
     items,
@@ -485,7 +485,7 @@ def _state_of_worker(rig: BlockRig, *, timed: bool) -> dict[str, Any]:
     return {
         "memory": memory,
         "sent": [plain(tuple(message)) for message in rig.sent],
-        "places": [(one.writer.step_place, one.writer.reset_place) for one in runners],
+        "buffers": [(one.writer.step_buffer, one.writer.reset_buffer) for one in runners],
         "episodes": [(one.episodes, one.episodes_left) for one in runners],
         "tokens": (stepper._step_tokens, stepper._reset_tokens, stepper._seen),
         "log": [plain(getattr(env, "unwrapped", env).log) for env in rig.envs.values()],
@@ -602,7 +602,7 @@ class Side:
         table.observed.lay_out(arena, COPIED)
         self.arena_from = plan.nbytes
         self.collector, self.submitter = supervisor.collector, supervisor.submitter
-        self.collector.share(block, BlockReplies(block, COPIED, table.may_begin_with_step))
+        self.collector.share(block, BlockReplies(block, COPIED, table.may_reset_in_next_step, {}))
         self.submitter.share(block, [columns], [0] * N)
         self.rings: list[Any] = []
         self.submitter._ring = self._ring  # type: ignore[method-assign]
@@ -684,7 +684,7 @@ class Side:
             "unfinished": journal._unfinished,
             "returning": None if returning is None else plain(returning.timesteps.result),
             "rings": list(self.rings),
-            "places": bytes(observed._place_bytes),
+            "buffers": bytes(observed._buffer_bytes),
             "in arena": bytes(observed._in_arena),
             "kept": plain(list(observed._kept)),
             "undelivered": plain(table.undelivered),
@@ -805,9 +805,9 @@ def _batch(rng: random.Random, space: Any, count: int) -> Any:
 
 def _reply(rng: random.Random, sides: tuple[Side, Side], ids: list[int], kinds: str) -> None:
     """Have hosts answer what was posted: rightly, late, or with what makes no sense."""
-    place, told = rng.randrange(2), TOLD_BIT if rng.random() < 0.5 else 0
+    buffer, told = rng.randrange(2), ENDING_GIVEN_BIT if rng.random() < 0.5 else 0
     for i in ids:
-        token, flags = int(sides[0].table.tokens[i]), place | told
+        token, flags = int(sides[0].table.tokens[i]), buffer | told
         if kinds == "odd":
             draw = rng.random()
             if draw < 0.1:
@@ -817,8 +817,8 @@ def _reply(rng: random.Random, sides: tuple[Side, Side], ids: list[int], kinds: 
                     (
                         rng.randrange(1 << 16),
                         flags ^ 1,
-                        flags ^ TOLD_BIT,
-                        flags & ~PLACE_BITS | rng.randrange(16),
+                        flags ^ ENDING_GIVEN_BIT,
+                        flags & ~BUFFER_BITS | rng.randrange(16),
                         flags | DONE,
                         flags | HAS_INFO,
                         flags | rng.randrange(32) << REWARD_SHIFT,
@@ -830,9 +830,9 @@ def _reply(rng: random.Random, sides: tuple[Side, Side], ids: list[int], kinds: 
             side.block.replies[i] = token
     for i in ids if kinds == "ends" else ():
         if rng.random() < 0.4:
-            end = rng.choice((PLAIN_END, PLAIN_END, PLAIN_END, PLAIN_END, LATE_END, DONE))
+            end = rng.choice((PLAIN_END, PLAIN_END, PLAIN_END, PLAIN_END, NEXT_STEP_END, DONE))
             end |= rng.randrange(8) << ENDING_SHIFT
-            end |= place if rng.random() < 0.9 else rng.randrange(16)
+            end |= buffer if rng.random() < 0.9 else rng.randrange(16)
             token = int(sides[0].table.tokens[i]) - (rng.random() < 0.1)
             begun = rng.choice((2, 3, 2, 3, rng.randrange(1 << 16)))
             for side in sides:
@@ -868,7 +868,7 @@ def _take(side: Side, ids: list[int], *, in_arrays: bool, gives_back: bool) -> A
     if in_arrays and result is None:
         result = collector.timesteps(taken)
     infos = list(result.infos) if isinstance(result, collect.ArrayBatch) else None
-    found = plain(result), plain(infos), plain(taken.places), tuple(taken.remarks[:2])
+    found = plain(result), plain(infos), plain(taken.buffers), tuple(taken.remarks[:2])
     side.collected = was_in_c
     side.n_ends += len(taken.remarks.specials)
     if gives_back:
@@ -1009,7 +1009,7 @@ class _Infos:
             info_forms=self.numbers,
             plan=types.SimpleNamespace(handed_over=None),
         )
-        reader = BlockReplies(block, COPIED, forms=self.forms.numbered)
+        reader = BlockReplies(block, COPIED, bool, self.forms.numbered)
         chosen: Any = types.SimpleNamespace(
             rows=slice(0, self.N), is_slice=True, count=self.N, ids=list(range(self.N))
         )

@@ -28,10 +28,10 @@ from gymnasium import spaces
 
 from envmgr import create_env_manager
 from envmgr.spaces import codec_of
-from envmgr.wire.arenas import Placement, arena_arrays, places_for, plan_placements
+from envmgr.wire.arenas import Placement, arena_arrays, buffers_for, plan_placements
 from envmgr.wire.block import (
+    BUFFER_BITS,
     HAS_INFO,
-    PLACE_BITS,
     RING_LAST,
     Block,
     BlockPlan,
@@ -102,15 +102,15 @@ def contend(n_reads: int, *, n: int = 64) -> TornReport:
     actions = codec_of(Filled.action_space).layout
     assert actions is not None
     plan = BlockPlan(ENV_NUM, 1, actions)
-    placements, nbytes = plan_placements(layouts, places_for(True), plan.nbytes)
+    placements, nbytes = plan_placements(layouts, buffers_for(True), plan.nbytes)
     placed = [replace(p, block=plan) for p in placements if p is not None]
     memory = mmap.mmap(-1, nbytes)
     context = multiprocessing.get_context("fork")
-    seated = context.Event()
-    writer = context.Process(target=_write, args=(memory, placed, n, seated))
+    attached = context.Event()
+    writer = context.Process(target=_write, args=(memory, placed, n, attached))
     writer.start()
     try:
-        assert seated.wait(30.0)  # what is posted before is not for these envs
+        assert attached.wait(30.0)  # what is posted before is not for these envs
         return _read(memory, plan, placed, n_reads)
     finally:
         writer.kill()
@@ -120,7 +120,7 @@ def contend(n_reads: int, *, n: int = 64) -> TornReport:
         memory.close()
 
 
-def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) -> None:
+def _write(memory: Any, placements: Sequence[Placement], n: int, attached: Any) -> None:
     """Be the worker: take what is posted, without end."""
     posted = BlockStepper(0, lambda: None, timed=False)
     factories = dict.fromkeys(range(ENV_NUM), lambda: Filled(n))
@@ -142,12 +142,11 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) ->
         for number, (op, payload) in enumerate(requests):
             placed = placements[env_id] if op is Op.ATTACH else payload
             host.handle(Message(op, env_id, 0, number + 1, placed))
-    seated.set()
+    attached.set()
     trainer = os.getppid()
     while os.getppid() == trainer:
         for _ in range(1000):
-            if posted.has_new_posting:
-                posted.run(None)
+            posted.run(None)
 
 
 def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int) -> TornReport:
@@ -169,7 +168,7 @@ def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int)
             if not len(arrived):
                 continue
             flags = block.flags[arrived]
-            obs = arena[flags & PLACE_BITS, arrived]
+            obs = arena[flags & BUFFER_BITS, arrived]
             right = wanted[arrived].astype(np.float64)
             wrong = (obs != right[:, None]).any(axis=1) | (block.rewards[arrived] != right)
             for position in np.flatnonzero(flags & HAS_INFO).tolist():

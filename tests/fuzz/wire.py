@@ -22,6 +22,7 @@ from gymnasium import spaces
 
 from envmgr.core import EpisodeRules, Hosts, ManagedEnv, Phase, Supervisor
 from envmgr.core.engine import Engine, Gather
+from envmgr.core.journal import CallJournal
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.spaces import Array, TextLeaf
@@ -120,7 +121,7 @@ class Worker:
             be its own invention from now on.
         sent: some frames that it has sent before.
         block: the columns, once it has seen them.
-        texts: those in observations, as bytes (places, rows, bytes of a text).
+        texts: those in observations, as bytes (buffers, rows, bytes of a text).
     """
 
     def __init__(self, spec: HostSpec, write_fd: int, memory_fd: int | None, wire: Wire) -> None:
@@ -197,9 +198,9 @@ class Worker:
         """Take the steps that are posted, and the resets after them."""
         if self._posted is not None and self._host is not None and self.is_alive:
             for _ in range(MOST_LOOKS):  # somebody may scribble over what says so
-                if not self._posted.has_new_posting and not self._host.pending_resets:
+                taken = self._posted.run(None)
+                if taken is None and not self._host.pending_resets:
                     break
-                self._posted.run(None)
                 self._host.run_resets(len(self._host.pending_resets))
             if self.block is not None:
                 self._wire.scribble(self.block, self.texts)
@@ -379,7 +380,7 @@ class Wire:
             max_failures=1 << 30, retry_waiting_s=2 * WINDOW_S, max_retry=2, window_s=WINDOW_S
         )
         rules = EpisodeRules(auto_reset=auto_reset, reset_inplace=reset_inplace)
-        self.supervisor = Supervisor(hosts, rules, policy)
+        self.supervisor = Supervisor(hosts, rules, policy, CallJournal())
         self.engine = Engine(self.supervisor, self.transport, self.clock, background=False)
         self.auto_reset = auto_reset
         self._launch()
@@ -411,7 +412,7 @@ class Wire:
 
     def ready(self) -> list[int]:
         """Return the envs that take an action now."""
-        return self.supervisor.ready_ids()
+        return self.supervisor.table.ready_ids()
 
     def know_forms(self, forms: Iterable[InfoForm]) -> None:
         """Have the trainer number forms of infos, as if workers had proposed them."""

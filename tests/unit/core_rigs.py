@@ -67,15 +67,15 @@ def rows_of_batches(batches: tuple[Batch, ...] = WHOLE, env_num: int = 3, **opti
     return Rig(env_num, batches=batches, **options).launch()
 
 
-LATE = AfterStep.RESETS_LATE
+RESETS_IN_NEXT_STEP = AfterStep.RESETS_IN_NEXT_STEP
 
 
-def rows_begun_late(env_num: int = 3, **options: Any) -> Rig:
+def rows_reset_in_next_step(env_num: int = 3, **options: Any) -> Rig:
     """Return launched rows of a vector env, of whom row 0 has just ended its episode."""
     options = {"reset_inplace": True, **options}
     rig = Rig(env_num, batches=(Batch(0, 3, False),), **options).launch()
     rig.send(dict.fromkeys(range(3), 1))
-    rig.stepped(0, "terminal", done=True, after=LATE)
+    rig.stepped(0, "terminal", done=True, after=RESETS_IN_NEXT_STEP)
     rig.stepped(1)
     rig.stepped(2)
     delivered = rig.deliver()

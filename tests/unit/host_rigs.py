@@ -11,10 +11,10 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
 from envmgr.spaces import codec_of
-from envmgr.wire.arenas import arena_arrays, places_for, plan_placements
+from envmgr.wire.arenas import arena_arrays, buffers_for, plan_placements
 from envmgr.wire.block import (
+    BUFFER_BITS,
     HAS_INFO,
-    PLACE_BITS,
     RESETS_ASKED,
     REWARD_BITS,
     REWARD_SHIFT,
@@ -267,7 +267,7 @@ class BlockRig:
         actions = codec_of(BlockEnv.action_space).layout
         assert actions is not None
         block_plan = BlockPlan(n, n_hosts, actions, measures=measures, events=events)
-        placements, nbytes = plan_placements(layouts, places_for(True), block_plan.nbytes)
+        placements, nbytes = plan_placements(layouts, buffers_for(True), block_plan.nbytes)
         self.memory = bytearray(nbytes)
         self.block = Block(self.memory, block_plan)
         self.block.sleeping[-1] = 1
@@ -358,4 +358,4 @@ class BlockRig:
         return InfoDecoder().decode(self.block.infos[0].tobytes())
 
     def obs(self) -> Any:
-        return self.arena[int(self.block.flags[0]) & PLACE_BITS, 0].tolist()
+        return self.arena[int(self.block.flags[0]) & BUFFER_BITS, 0].tolist()

@@ -20,13 +20,13 @@ from envmgr.env.batch_specs import Batch, BatchedEnvSpec, batches_of
 from envmgr.env.batched import BatchedEnv
 from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
-from envmgr.wire.arenas import arena_arrays, places_for, plan_placements
+from envmgr.wire.arenas import arena_arrays, buffers_for, plan_placements
 from envmgr.wire.block import (
     AFTER_BITS,
     AFTER_SHIFT,
+    BUFFER_BITS,
     DONE,
     HAS_INFO,
-    PLACE_BITS,
     RING_ONCE,
     Block,
     BlockPlan,
@@ -67,7 +67,7 @@ class Rig:
         assert actions is not None
         block_plan = BlockPlan(size, 1, actions, measures=measures)
         placements, nbytes = plan_placements(
-            [layout.layout] * size, places_for(True), block_plan.nbytes
+            [layout.layout] * size, buffers_for(True), block_plan.nbytes
         )
         self.placements = [dataclasses.replace(p, block=block_plan) for p in placements if p]
         self.memory = bytearray(nbytes)
@@ -170,7 +170,7 @@ class Rig:
             dtype = ScriptedBatch.observation_space.dtype
             return list(np.frombuffer(leaf, dtype).tolist())
         flags = self.block.reset_flags if of_reset else self.block.flags
-        return list(self.arena[int(flags[env_id]) & PLACE_BITS, env_id].tolist())
+        return list(self.arena[int(flags[env_id]) & BUFFER_BITS, env_id].tolist())
 
 
 def stepped(*env_ids: int) -> list[tuple[int, Op]]:
@@ -308,7 +308,7 @@ def test_a_row_ends_alone_whatever_reward_the_others_get() -> None:
     rig = Rig(3, in_block=False, partial_steps=False, build=Late)
     rig.step({0: Do.END, 1: 1, 2: 1})
     after = {m.env_id: m.payload[4] for m in rig.sent if m.op == Op.STEPPED}
-    assert after == {0: AfterStep.RESETS_LATE, 1: AfterStep.NOTHING, 2: AfterStep.NOTHING}
+    assert after == {0: AfterStep.RESETS_IN_NEXT_STEP, 1: AfterStep.NOTHING, 2: AfterStep.NOTHING}
 
 
 def test_in_place_an_ended_row_begins_its_next_episode_within_the_step() -> None:
@@ -512,13 +512,13 @@ def test_a_plain_factory_of_a_batched_env_is_told_what_to_do() -> None:
 
 def test_a_step_in_columns_leaves_the_newest_observation_where_it_is() -> None:
     rig = Rig(3, partial_steps=False)
-    places = []
+    buffers = []
     for number in (1, 2, 3):
         assert len(rig.step(dict.fromkeys(range(3), number))) == 3
-        places.append((rig.block.flags & PLACE_BITS).tolist())
+        buffers.append((rig.block.flags & BUFFER_BITS).tolist())
         assert [rig.observed(i)[4] for i in range(3)] == [number] * 3
-    assert places[0] == places[2] != places[1]
-    assert all(len(set(found)) == 1 for found in places)
+    assert buffers[0] == buffers[2] != buffers[1]
+    assert all(len(set(found)) == 1 for found in buffers)
 
 
 class Telling(ScriptedBatch):
@@ -599,7 +599,7 @@ UNTOLD = PLAN._replace(params={})
 def test_episodes_that_begin_in_columns_are_answered_as_others(inplace: bool) -> None:
     rig = Rig(4, build=Silent, plan=UNTOLD._replace(inplace=inplace))
     rig.generations = [0, 1, 2, 3]
-    places = []
+    buffers = []
     for episode in (1, 2, 3):  # the first ends are looked at one by one
         rig.step({0: 1, 1: Do.END, 2: 2, 3: Do.END})
         tokens = rig.block.replies.copy()
@@ -612,8 +612,8 @@ def test_episodes_that_begin_in_columns_are_answered_as_others(inplace: bool) ->
         shown = [rig.observed(i, of_reset=True) for i in (1, 3)]
         assert shown == [[i, -1, episode + 1, 0, 0] for i in (1, 3)]
         assert [rig.observed(i)[3] for i in (1, 3)] == [1, 1], "the last observation stays"
-        places.append(rig.block.reset_flags[[1, 3]].tolist())
-    assert places[0] == places[2] != places[1], "those of two episodes are not in one place"
+        buffers.append(rig.block.reset_flags[[1, 3]].tolist())
+    assert buffers[0] == buffers[2] != buffers[1], "those of two episodes are not in one buffer"
     assert rig.step(dict.fromkeys(range(4), 1)) == stepped(0, 1, 2, 3)
     assert [env.episodes for env in rig.host._envs.values()] == [0, 3, 0, 3]
 
@@ -719,11 +719,11 @@ def test_steps_and_resets_in_columns_ask_no_row(monkeypatch: pytest.MonkeyPatch)
 def test_a_row_that_skips_a_step_keeps_its_newest_observation_when_it_is_stepped_again() -> None:
     rig = Rig(3, partial_steps=True)
     rig.step(dict.fromkeys(range(3), 1))
-    before = rig.block.flags[1] & PLACE_BITS
+    before = rig.block.flags[1] & BUFFER_BITS
     rig.step({0: 2, 2: 2})
     rig.later()
     rig.step(dict.fromkeys(range(3), 3))
-    assert rig.block.flags[1] & PLACE_BITS != before, "it would be overwritten while it is shown"
+    assert rig.block.flags[1] & BUFFER_BITS != before, "it would be overwritten while it is shown"
 
 
 def test_steps_in_columns_are_measured_for_each_row_that_takes_them() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from envmgr.wire.block import (
     AFTER_SHIFT,
+    BUFFER_BITS,
     DONE,
-    PLACE_BITS,
     RING_EACH,
     RING_LAST,
     RING_ONCE,
@@ -48,11 +48,11 @@ def test_the_next_episode_begins_after_one_more_batch_at_most() -> None:
     rig.run()
     assert rig.has_reset()
     assert rig.envs[0].log == [7, "reset"]
-    assert rig.block.reset_flags[0] & PLACE_BITS >= 2
+    assert rig.block.reset_flags[0] & BUFFER_BITS >= 2
     assert rig.envs[2].log == [7]
     rig.run()
     assert rig.envs[2].log == [7, "reset"]
-    assert not rig.posted.has_new_posting
+    assert rig.posted.run(None) is None
 
 
 def test_a_new_env_does_not_do_what_was_posted_for_the_one_before() -> None:
@@ -156,7 +156,7 @@ def test_an_env_that_changes_places_takes_no_step_that_is_for_the_one_in_its_pla
     rig.ask(5, Op.RESET, ResetRequest({}, None, None, PLAN, keeps=True))
     assert [(m.op, m.env_id) for m in rig.sent] == [(Op.RESET_DONE, 5)]
     rig.post(0)
-    assert not rig.posted.has_new_posting
+    assert rig.posted.run(None) is None
     assert rig.run() == []
     assert not rig.has_replied()
 
@@ -177,7 +177,7 @@ def test_an_ordered_reset_is_answered_with_its_own_token(n: int) -> None:
     assert rig.run() == []
     assert rig.run() == []
     assert rig.block.resets[0] == token
-    assert rig.arena[int(rig.block.reset_flags[0]) & PLACE_BITS, 0].tolist() == [5, 6]
+    assert rig.arena[int(rig.block.reset_flags[0]) & BUFFER_BITS, 0].tolist() == [5, 6]
     assert rig.envs[0].log == ["reset"]
     assert rig.envs[0].params == {"level": 2}, "those of the present plan"
     assert rig.rings == 2, "once for what was posted, once for the reset"

@@ -98,10 +98,10 @@ def test_hosts_that_take_nothing_or_are_gone_do_not_keep_the_others_waiting(worl
 
 
 def test_messages_are_counted_where_hosts_look_for_them(world: World) -> None:
-    mail = memoryview(bytearray(8 * len(HOSTS))).cast("Q")
-    world.connections._messages_sent = mail
+    sent = memoryview(bytearray(8 * len(HOSTS))).cast("Q")
+    world.connections._messages_sent = sent
     world.connections.send_each(deque([(1, encode(message(1))), (3, encode(message(1)))]))
-    assert [number > 0 for number in mail] == [True, False, True]
+    assert [number > 0 for number in sent] == [True, False, True]
 
 
 @pytest.mark.parametrize("waits", [False, True])

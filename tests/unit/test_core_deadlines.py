@@ -16,7 +16,7 @@ from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Transport
 from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.rig import Rig, over_routes
-from tests.unit.core_rigs import recover_all, rows_begun_late, shared
+from tests.unit.core_rigs import recover_all, rows_reset_in_next_step, shared
 
 pytestmark = over_routes
 
@@ -310,7 +310,7 @@ def test_a_renewal_that_hangs_again_and_again_waits_longer_and_longer() -> None:
 
 
 def test_time_limits_begin_with_the_step_of_the_others() -> None:
-    rig = rows_begun_late(deadlines=Deadlines(step_s=1.0, reset_s=1.0))
+    rig = rows_reset_in_next_step(deadlines=Deadlines(step_s=1.0, reset_s=1.0))
     rig.advance(50.0)
     assert rig.transport.killed == []
     rig.send({1: 1, 2: 2})

@@ -37,7 +37,7 @@ from envmgr.wire.block import RING_LAST, RING_ONCE
 from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.fake_hosts import FakeEnvs
 from tests.rig import Rig, over_routes
-from tests.unit.core_rigs import rows_begun_late, rows_of_batches
+from tests.unit.core_rigs import rows_of_batches, rows_reset_in_next_step
 
 pytestmark = over_routes
 
@@ -1008,7 +1008,7 @@ def test_waiting_for_rows_ends_when_all_are_ready() -> None:
 
 
 def test_who_waits_for_it_is_told_that_others_have_to_be_stepped() -> None:
-    rig = rows_begun_late()
+    rig = rows_reset_in_next_step()
     assert not rig.supervisor.table.is_coming(0)
     await_all_ready(rig.engine, rig.supervisor, [0, 1])
     with pytest.raises(NothingReadyError, match=r"envs \[0\] begin with the next step"):

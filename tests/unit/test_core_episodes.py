@@ -33,7 +33,7 @@ from envmgr.wire.messages import (
 from tests.cases import for_each
 from tests.fake_hosts import FakeEnvs, FakeHost, ObsTag
 from tests.rig import Rig, over_routes
-from tests.unit.core_rigs import LATE, recover_all, rows_begun_late, shared
+from tests.unit.core_rigs import RESETS_IN_NEXT_STEP, recover_all, rows_reset_in_next_step, shared
 
 pytestmark = over_routes
 
@@ -962,7 +962,7 @@ def test_a_failed_reset_with_news_waiting_is_retried_with_the_news_only() -> Non
 
 @pytest.mark.parametrize("reset_comes_first", [True, False])
 def test_others_are_ready_without_it_and_with_it_after_their_step(reset_comes_first: bool) -> None:
-    rig = rows_begun_late()
+    rig = rows_reset_in_next_step()
     assert (rig.ready(), rig.state(0)) == ([1, 2], EnvState.RESET)
     rig.send({1: 1, 2: 2})
     replies = [lambda: rig.reset_done(0, "new"), lambda: (rig.stepped(1), rig.stepped(2))]
@@ -977,7 +977,7 @@ def test_others_are_ready_without_it_and_with_it_after_their_step(reset_comes_fi
 
 
 def test_nobody_is_ready_between_the_step_of_the_others_and_its_reset() -> None:
-    rig = rows_begun_late()
+    rig = rows_reset_in_next_step()
     rig.send({1: 1, 2: 2})
     rig.stepped(1)
     rig.stepped(2)
@@ -993,7 +993,7 @@ def test_nobody_is_ready_between_the_step_of_the_others_and_its_reset() -> None:
 def test_who_has_no_others_cannot_begin_with_their_steps(batches: tuple[Batch, ...]) -> None:
     rig = Rig(4, batches=batches).launch()
     rig.send(dict.fromkeys(range(4), 1))
-    for env_id, after in enumerate([*[AfterStep.NOTHING] * 3, LATE]):
+    for env_id, after in enumerate([*[AfterStep.NOTHING] * 3, RESETS_IN_NEXT_STEP]):
         ends = {"terminated": env_id == 3, "truncated": False}
         rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, env_id == 3, ends, after))
     timesteps = rig.hand_out(rig.gather.exactly(rig.selection(range(4))))
@@ -1004,11 +1004,11 @@ def test_who_has_no_others_cannot_begin_with_their_steps(batches: tuple[Batch, .
 
 
 def test_when_all_have_ended_they_are_waited_for() -> None:
-    rig = rows_begun_late()
+    rig = rows_reset_in_next_step()
     rig.send({1: 1, 2: 2})
     rig.reset_done(0)
     for env_id in (1, 2):
-        rig.stepped(env_id, done=True, after=LATE)
+        rig.stepped(env_id, done=True, after=RESETS_IN_NEXT_STEP)
     assert sorted(rig.deliver()) == [1, 2]
     record = rig.supervisor.table
     rig.send(0)  # the only one in an episode
@@ -1024,7 +1024,7 @@ def test_when_all_have_ended_they_are_waited_for() -> None:
     rig.reset_done(0)
     rig.reset_done(2)
     assert sorted(rig.deliver()) == [0, 1, 2]
-    assert (rig.ready(), 1 in record.begins_with_step) == ([0, 1, 2], False)
+    assert (rig.ready(), 1 in record.resets_in_next_step) == ([0, 1, 2], False)
 
 
 class LateRows(FakeEnvs):
@@ -1062,7 +1062,7 @@ class LateRows(FakeEnvs):
         ended = [m for m in steps if self._rng.random() < 0.3]
         self.in_episode -= {(host.host_id, m.env_id) for m in ended}
         late = any(r[0] == host.host_id for r in self.in_episode)
-        after = LATE if late else AfterStep.RESETS
+        after = RESETS_IN_NEXT_STEP if late else AfterStep.RESETS
         replies: list[tuple[float, Arrival]] = [
             (0.125, self._stepped(m, after if m in ended else None)) for m in steps
         ]
@@ -1121,7 +1121,7 @@ def test_all_that_are_ready_are_those_whose_actions_are_waited_for(seed: int) ->
             rig.transport.die(host.env_id)
         rig.run(rng.choice((0.125, 0.25, 1.0)))
         rig.deliver()
-        n_late += rig.supervisor.table.begins_with_step.count(1)
+        n_late += rig.supervisor.table.resets_in_next_step.count(1)
     assert n_late > 30
     assert rig.identity_holds()
 

@@ -36,8 +36,8 @@ from tests.unit.core_rigs import (
     generations,
     recover,
     recover_all,
-    rows_begun_late,
     rows_of_batches,
+    rows_reset_in_next_step,
     shared,
 )
 
@@ -1227,7 +1227,7 @@ def test_a_row_is_owed_its_timestep_when_the_reset_of_another_takes_their_host(
 
 
 def test_it_is_lost_with_the_others() -> None:
-    rig = rows_begun_late()
+    rig = rows_reset_in_next_step()
     rig.send({1: 1, 2: 2})
     rig.die(1)
     assert ["abnormal" in t.info for t in rig.deliver().values()] == [True, True]
@@ -1235,11 +1235,11 @@ def test_it_is_lost_with_the_others() -> None:
         rig.hello(env_id)
     for env_id in range(3):
         rig.reset_done(env_id)
-    assert (rig.ready(), 1 in rig.supervisor.table.begins_with_step) == ([0, 1, 2], False)
+    assert (rig.ready(), 1 in rig.supervisor.table.resets_in_next_step) == ([0, 1, 2], False)
 
 
 def test_what_waits_for_a_step_of_others_and_is_lost_with_them_is_waited_for() -> None:
-    rig = rows_begun_late()
+    rig = rows_reset_in_next_step()
     rig.die(1)
     assert rig.ready() == []  # 1 and 2 are shown when 0 is there, too
     for env_id in range(3):

@@ -34,7 +34,7 @@ from envmgr.wire.arenas import (
     ObservationRules,
     Placement,
     arena_arrays,
-    place_arrays,
+    buffer_arrays,
     plan_placements,
 )
 from envmgr.worker.observations import ObservationWriter
@@ -180,8 +180,8 @@ SCENE = Dict(
 def test_a_mixed_observation_is_refused_whole_and_what_refers_to_it_is_checked() -> None:
     write, read, memory = pair(SCENE)
     good = {"n": 1, "seen": (2,), "task": "go", "xy": np.ones(2, np.float32)}
-    place, free = write.write(good)
-    assert (type(place), free) == (int, [(2,), "go"])
+    buffer, free = write.write(good)
+    assert (type(buffer), free) == (int, [(2,), "go"])
     before = bytes(memory)
     for key, odd in {"seen": (3,), "task": "#", "xy": np.zeros(3), "n": None}.items():
         with pytest.raises(ValueMismatchError, match=rf"value\['{key}'\]"):
@@ -189,7 +189,15 @@ def test_a_mixed_observation_is_refused_whole_and_what_refers_to_it_is_checked()
     with pytest.raises(ValueMismatchError, match="a dict of"):
         write.write({**good, "more": 1})
     assert bytes(memory) == before
-    for odd in (place, (place,), (place, (1, 2)), (place, [1]), (99, [1, 2]), ([], [1, 2]), None):
+    for odd in (
+        buffer,
+        (buffer,),
+        (buffer, (1, 2)),
+        (buffer, [1]),
+        (99, [1, 2]),
+        ([], [1, 2]),
+        None,
+    ):
         with pytest.raises(ValueMismatchError):
             read.read(odd)
     write.detach()
@@ -381,9 +389,9 @@ def test_casts_into_the_arena_keep_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("reference", [-1, 4, 10**9, None, "0", 0.0, True, np.int64(0), (0,)])
-def test_places_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
+def test_buffers_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
     _, read, _ = pair(FLOATS)
-    with pytest.raises(ValueMismatchError, match=r"is not a place of 0\.\.3"):
+    with pytest.raises(ValueMismatchError, match=r"is not a buffer of 0\.\.3"):
         read.read(reference)
 
 
@@ -416,7 +424,7 @@ def test_leaves_that_a_writer_does_not_send_are_refused(reference: Any) -> None:
 # -- slots ----------------------------------------------------------------------------------------
 
 
-def test_steps_and_resets_take_places_of_their_own() -> None:
+def test_steps_and_resets_take_buffers_of_their_own() -> None:
     write, _, _ = pair(FLOATS, copy_on_get=False)
     value = np.zeros(2, np.float32)
     assert [write.write(value) for _ in range(4)] == [0, 1, 2, 0]
@@ -470,7 +478,7 @@ def test_a_new_env_spares_the_slots_that_were_read_last() -> None:
     first = read.read(write.write(np.array([1, 2], np.float32), of_reset=True))
     view = read.read(write.write(np.array([3, 4], np.float32)))
     anew = read.placed_anew(placement)
-    assert (anew.step_place, anew.reset_place) == (1, 4)
+    assert (anew.step_buffer, anew.reset_buffer) == (1, 4)
     write.attach(memory, anew)
     assert write.write(np.array([5, 6], np.float32), of_reset=True) == 4
     assert write.write(np.array([7, 8], np.float32)) == 1
@@ -488,9 +496,9 @@ def test_a_new_env_spares_the_slot_of_the_step_before_a_reset_too() -> None:
     observed.taken_as_rows(lone, 1, [np.zeros(2, np.float32)])
     observed.began({0: 4})
     anew = observed.placed_anew(0, placement)
-    assert (anew.step_place, anew.reset_place) == (2, 5)
+    assert (anew.step_buffer, anew.reset_buffer) == (2, 5)
     observed.taken_as_rows(lone, 2, [np.zeros(2, np.float32)])
-    assert observed.placed_anew(0, placement).step_place == 0
+    assert observed.placed_anew(0, placement).step_buffer == 0
 
 
 def test_detaching_lets_go_of_the_memory() -> None:
@@ -513,7 +521,7 @@ def arena_of(space: Any, rows: int, env_ids: list[int], **how: Any) -> tuple[Are
         write.attach(memory, placement)
     arrays = arena_arrays(memory, placements[0])
     how = {"copies": True, "guard": None, **how}
-    return Arena(arrays, layout, placements[0].places, env_ids, **how), writers
+    return Arena(arrays, layout, placements[0].buffers, env_ids, **how), writers
 
 
 @pytest.mark.parametrize("copies", [True, False])
@@ -523,12 +531,12 @@ def test_single_numbers_of_batches_are_numbers_and_arrays_without_axes_are_array
 ) -> None:
     for space, kind in ((Discrete(5), np.int64), (Box(0, 9, (), np.float64), np.ndarray)):
         arena, writers = arena_of(space, 3, [0, 1, 2], copies=copies)
-        places = {write.write(space.dtype.type(k)) for k, write in enumerate(writers)}
-        rows = arena.rows_of(Selection(ids), places.pop())
+        buffers = {write.write(space.dtype.type(k)) for k, write in enumerate(writers)}
+        rows = arena.rows_of(Selection(ids), buffers.pop())
         assert [type(row) for row in rows] == [kind] * len(ids)
         assert [float(row) for row in rows] == ids
-        place = writers[0].write(space.dtype.type(7))
-        batch = arena.batch(Selection(ids), place)
+        buffer = writers[0].write(space.dtype.type(7))
+        batch = arena.batch(Selection(ids), buffer)
         assert batch.shape == (len(ids),)
         assert batch[ids.index(0)] == 7
 
@@ -539,16 +547,16 @@ def test_envs_of_several_layouts_are_read_in_their_order() -> None:
     )
     arenas = Arenas([(some, 0), (others, 0), (some, 1), (others, 1)])
     for k in range(2):
-        place = write_some[k].write(np.full(2, k / 2, np.float32))
-        assert write_others[k].write(5 + k) == place
+        buffer = write_some[k].write(np.full(2, k / 2, np.float32))
+        assert write_others[k].write(5 + k) == buffer
     expected = {0: [0.0, 0.0], 1: 5, 2: [0.5, 0.5], 3: 6}
     for ids in ([0, 1, 2, 3], [3, 2, 0], [1]):
-        for places in (place, bytes([place] * len(ids))):
-            rows = arenas.rows_of(Selection(ids), places)
+        for buffers in (buffer, bytes([buffer] * len(ids))):
+            rows = arenas.rows_of(Selection(ids), buffers)
             assert [row.tolist() for row in rows] == [expected[i] for i in ids]
-    assert arenas.batch(Selection([0, 1]), place) is None
-    assert arenas.batch(Selection([2, 0]), place).tolist() == [[0.5, 0.5], [0.0, 0.0]]
-    assert arenas.batch(Selection([1, 3]), bytes([place] * 2)).tolist() == [5, 6]
+    assert arenas.batch(Selection([0, 1]), buffer) is None
+    assert arenas.batch(Selection([2, 0]), buffer).tolist() == [[0.5, 0.5], [0.0, 0.0]]
+    assert arenas.batch(Selection([1, 3]), bytes([buffer] * 2)).tolist() == [5, 6]
 
 
 # -- placements -----------------------------------------------------------------------------------
@@ -592,7 +600,7 @@ def test_no_two_arrays_of_any_two_envs_share_a_byte(given_spaces: list[Any]) -> 
     layouts = [None if space is None else codec_of(space).layout for space in given_spaces]
     placements, nbytes = plan_placements(layouts, VIEWED)
     memory = bytearray(nbytes)
-    arrays = [a for p in placements if p is not None for a in place_arrays(memory, p)]
+    arrays = [a for p in placements if p is not None for a in buffer_arrays(memory, p)]
     assert all(array.shape[0] == VIEWED.count for array in arrays)
     assert sum(array.nbytes for array in arrays) <= nbytes
     for one, other in itertools.combinations(arrays, 2):
@@ -608,16 +616,16 @@ def test_blocks_and_leaves_are_aligned() -> None:
     base = np.zeros(nbytes, np.uint8)
     placement = placements[0]
     assert placement is not None
-    _, floats = place_arrays(base.data, placement)
+    _, floats = buffer_arrays(base.data, placement)
     assert (floats.ctypes.data - base.ctypes.data) % 64 == 0
 
 
 def test_memory_that_is_too_small_is_refused() -> None:
     layout = codec_of(FLOATS).layout
     assert layout is not None
-    placement = Placement(layout, COPIED, 0, nbytes=8, rows=1, row=0, step_place=0, reset_place=2)
+    placement = Placement(layout, COPIED, 0, nbytes=8, rows=1, row=0, step_buffer=0, reset_buffer=2)
     with pytest.raises((TypeError, ValueError)):
-        place_arrays(bytearray(8), placement)
+        buffer_arrays(bytearray(8), placement)
 
 
 def test_spaces_of_values_need_not_be_the_same_objects_on_both_sides() -> None:

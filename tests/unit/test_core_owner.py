@@ -93,7 +93,7 @@ class Still:
         self.is_over = True
 
 
-class InLine(FakeTransport):
+class Inline(FakeTransport):
     """Runs envs in the thread that polls."""
 
     works_alone = False
@@ -218,7 +218,7 @@ class Owned:
         with self.engine.lock:
             while self.owner._round()[0]:
                 pass
-        self.slots.tell_all()
+        self.slots.notify_all()
         beside: Any = self.owner._beside
         if beside is not None and not beside.is_woken and self.rig.clock() == before:
             self.rig.clock.advance(seconds)
@@ -245,7 +245,7 @@ def never() -> bool:
 # -- its thread ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("transport", "name"), [(FakeTransport, "leases"), (InLine, "envs")])
+@pytest.mark.parametrize(("transport", "name"), [(FakeTransport, "leases"), (Inline, "envs")])
 def test_its_thread_is_started_once(
     patched: pytest.MonkeyPatch, transport: type[FakeTransport], name: str
 ) -> None:
@@ -408,7 +408,7 @@ def test_what_is_not_sent_yet_is_looked_after_soon(patched: pytest.MonkeyPatch) 
 
 
 def test_envs_that_run_here_are_run_until_nothing_is_to_be_run(patched: pytest.MonkeyPatch) -> None:
-    it = Owned(patched, transport=InLine, has_block=False)  # as envs in line are
+    it = Owned(patched, transport=Inline, has_block=False)  # as envs inline are
     tenancy, calls = it.begun(), list[SlotCall]()
     assert it.slept[-1] is None
     it.run(
@@ -416,7 +416,7 @@ def test_envs_that_run_here_are_run_until_nothing_is_to_be_run(patched: pytest.M
         lambda: None,
         lambda: it.rig.transport.reply(0, Op.STEPPED, ("next", 2.0, False, {}, 0)),
     )
-    assert it.slept == [None, owner_module._LOOK_IN_LINE_S, owner_module._LOOK_IN_LINE_S, None]
+    assert it.slept == [None, owner_module._LOOK_INLINE_S, owner_module._LOOK_INLINE_S, None]
     assert calls[0].is_over
 
 
@@ -639,7 +639,7 @@ def test_closing_from_elsewhere_wakes_it(patched: pytest.MonkeyPatch) -> None:
 
 
 def test_envs_that_ran_in_its_thread_are_closed_there(patched: pytest.MonkeyPatch) -> None:
-    it = Owned(patched, transport=InLine)
+    it = Owned(patched, transport=Inline)
     patched.setattr(owner_module.threading, "Thread", Still)
     patched.setattr(owner_module, "await_any", lambda *wait: None)
     it.owner.start()

@@ -235,7 +235,7 @@ def test_a_malformed_hello_of_a_renewed_env_is_a_failure() -> None:
     assert rig.slot().phase is Phase.PAUSING
 
 
-def test_what_the_in_line_transport_stopped_is_a_timeout() -> None:
+def test_what_the_inline_transport_stopped_is_a_timeout() -> None:
     rig = Rig().launch()
     rig.send(0)
     host = rig.transport.host_of(0)

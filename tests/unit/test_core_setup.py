@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr.core import Phase
 from envmgr.errors import LaunchError, SpaceMismatchError
-from envmgr.wire.arenas import Placement, place_arrays
+from envmgr.wire.arenas import Placement, buffer_arrays
 from envmgr.wire.messages import Op
 from tests.fake_hosts import FakeEnvs, description
 from tests.rig import Rig, over_routes
@@ -71,13 +71,13 @@ def test_memory_that_cannot_be_had_fails_the_launch(monkeypatch: pytest.MonkeyPa
         rig.supervisor.place_observations(same_spaces=True)
 
 
-# -- places of observations -----------------------------------------------------------------------
+# -- buffers of observations -----------------------------------------------------------------------
 
 
 def write(rig: Rig, env_id: int, slot: int, values: Any) -> None:
     """Write an observation as the host of an env does."""
     placement: Placement = rig.requests(Op.ATTACH, env_id)[-1].payload
-    place_arrays(rig.transport.memory, placement)[0][slot] = values
+    buffer_arrays(rig.transport.memory, placement)[0][slot] = values
 
 
 def launched_with_memory(**rules: Any) -> Rig:
@@ -87,14 +87,14 @@ def launched_with_memory(**rules: Any) -> Rig:
     rig.transport.answer = None
     rig.supervisor.begin_episodes()
     for env_id in (0, 1):
-        slot = rig.requests(Op.ATTACH, env_id)[-1].payload.reset_place
+        slot = rig.requests(Op.ATTACH, env_id)[-1].payload.reset_buffer
         write(rig, env_id, slot, [env_id, 0.5])
         rig.reset_done(env_id, slot)
     rig.supervisor.table.launching = False
     return rig
 
 
-def test_every_env_learns_its_place_before_its_first_reset() -> None:
+def test_every_env_learns_its_buffer_before_its_first_reset() -> None:
     rig = launched_with_memory()
     for env_id in (0, 1):
         ops = [m.op for _, m in rig.transport.sent if m.env_id == env_id]
@@ -126,7 +126,7 @@ def test_views_are_handed_out_where_the_user_wants_no_copies() -> None:
 def test_a_renewed_env_goes_on_with_the_slot_after_the_last_one_that_was_read() -> None:
     rig = launched_with_memory(copy_on_get=False)
     first = rig.requests(Op.ATTACH, 1)[0].payload
-    assert (first.step_place, first.reset_place) == (0, 3)
+    assert (first.step_buffer, first.reset_buffer) == (0, 3)
     for step in range(5):  # round the slots, to slot 1
         write(rig, 1, step % 3, [step, 0])
         rig.send(1)
@@ -135,8 +135,8 @@ def test_a_renewed_env_goes_on_with_the_slot_after_the_last_one_that_was_read() 
     rig.die(1)
     rig.hello(1, FLOATS)
     placement = rig.requests(Op.ATTACH, 1)[-1].payload
-    assert (placement.step_place, placement.reset_place) == (2, 4)
-    write(rig, 1, placement.step_place, [99, 99])
+    assert (placement.step_buffer, placement.reset_buffer) == (2, 4)
+    write(rig, 1, placement.step_buffer, [99, 99])
     assert view.tolist() == [4, 0]
 
 

@@ -46,7 +46,7 @@ class Leases:
         self.slots.obey()
         self.rig.pump()
         self.slots.serve(**how)
-        self.slots.tell_all()
+        self.slots.notify_all()
 
     def ask(self, episode_s: float | None = None) -> Tenancy:
         """Ask for an env."""
@@ -519,7 +519,7 @@ def test_everybody_is_answered_at_the_end() -> None:
     of.serve()
     of.told.clear()
     of.slots.shut(ManagerClosedError("closed"))
-    of.slots.tell_all()
+    of.slots.notify_all()
     assert {id(one) for one in of.told} == {id(call), id(waiting)}
     assert isinstance(call.error, ManagerClosedError)
     assert isinstance(waiting.error, ManagerClosedError)

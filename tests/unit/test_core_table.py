@@ -64,7 +64,7 @@ def test_what_is_out_of_the_ordinary_about_a_reset_is_forgotten_when_that_has_su
         table.changed(env_id, Change.RESET)
     env = table.envs[0]
     env.seed, env.attempts, env.renewals_in_a_row, env.new_generation = 7, 1, 2, True
-    table.observed.began = lambda places: None  # type: ignore[method-assign]
+    table.observed.began = lambda buffers: None  # type: ignore[method-assign]
     table.episodes_begun({0: 0, 1: 0}, {1: {"level": 3}})
     assert not table.next_resets
     assert (env.seed, env.attempts, env.new_generation) == (None, 0, False)

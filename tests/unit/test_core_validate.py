@@ -25,7 +25,7 @@ from envmgr.wire.block import RING_EACH
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Op
 from tests.rig import Rig, over_routes
-from tests.unit.core_rigs import rows_begun_late, rows_of_batches
+from tests.unit.core_rigs import rows_of_batches, rows_reset_in_next_step
 
 CHECK = codec_of(Discrete(3), strict=False).refusal
 
@@ -432,7 +432,7 @@ def test_actions_that_lack_a_row_are_refused_whole() -> None:
 
 @over_routes
 def test_resets_of_some_rows_are_refused_where_all_are_reset_together() -> None:
-    rig = rows_begun_late()
+    rig = rows_reset_in_next_step()
     for slot in rig.supervisor.envs:
         slot.resets_alone = False
     with pytest.raises(EnvNotReadyError, match=r"while envs \[2\] are in an episode"):

@@ -322,7 +322,7 @@ def test_a_renewed_env_counts_its_own_episodes() -> None:
 
 
 class Interrupted(BaseException):
-    """Stands for what the in-line transport raises in env code."""
+    """Stands for what the inline transport raises in env code."""
 
 
 @pytest.mark.parametrize("where", ["step", "reset", "seed", "call", "close", "build"])
@@ -464,7 +464,7 @@ def test_an_ordinary_step_is_answered_in_the_block_alone() -> None:
     assert (rig.obs(), rig.reward(), rig.info()) == ([3, 4], 0.5, {})
     assert rig.envs[0].log == [7]
     assert rig.rings == 1
-    assert not rig.posted.has_new_posting
+    assert rig.posted.run(None) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envmgr.env.contract import info_of
-from envmgr.wire.block import INFO_BYTES, PLACE_BITS, TOLD_BIT
+from envmgr.wire.block import BUFFER_BITS, ENDING_GIVEN_BIT, INFO_BYTES
 from envmgr.wire.messages import AfterStep, Op
 from tests.fakes import Poll, WouldWaitForEverError
 from tests.rig import Rig, over_routes
@@ -76,7 +76,7 @@ def test_replies_are_those_of_a_worker(name: str) -> None:
         np.testing.assert_equal(block.rewards[0], real.block.rewards[0])
         np.testing.assert_equal(block.wide_rewards[0], real.block.wide_rewards[0])
     if done:
-        slots = [int(b.reset_flags[0]) & PLACE_BITS for b in (block, real.block)]
+        slots = [int(b.reset_flags[0]) & BUFFER_BITS for b in (block, real.block)]
         assert slots == [3, 3]
     assert block.finished[host.in_block.index] == block.posted[host.in_block.index]
 
@@ -88,7 +88,7 @@ def test_an_info_that_says_how_the_episode_ended_is_told_in_the_flags() -> None:
     rig.transport.reply(0, Op.STEPPED, ("next", 1.0, True, {"n": 1, **ends}, AfterStep.RESETS))
     assert rig.transport.shared is not None
     assert rig.transport.shared.block is not None
-    assert rig.transport.shared.block.flags[0] & TOLD_BIT
+    assert rig.transport.shared.block.flags[0] & ENDING_GIVEN_BIT
     timestep = rig.exactly(0)[0]
     assert not isinstance(sent, list)
     assert timestep == ("next", 1.0, True, info_of(5, {"n": 1}))

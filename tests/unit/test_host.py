@@ -565,7 +565,7 @@ def test_after_attach_replies_name_slots() -> None:
     assert not rows[:, 0].any()
 
 
-def test_replies_carry_what_has_a_place_where_the_parent_has_another_memory() -> None:
+def test_replies_carry_what_has_a_buffer_where_the_parent_has_another_memory() -> None:
     placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
     harness = Harness(ScriptedEnv(step(3)), memory=bytearray(nbytes), carries=True)
     harness.build()

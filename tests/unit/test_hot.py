@@ -190,7 +190,7 @@ class _Env:
 
 
 class _Writer:
-    step_place = 0
+    step_buffer = 0
 
 
 def _column(memory: bytearray, offset: int, count: int, form: str) -> Any:
@@ -279,7 +279,7 @@ def _rows(memory: bytearray, **changes: Any) -> Any:
         "journal": holder,
         "phases": column(0, "B"),
         "states": column(4, "B"),
-        "places": column(8, "B"),
+        "buffers": column(8, "B"),
         "in_arena": column(12, "B"),
         "tokens": column(16, "Q"),
         "requests": column(48, "Q"),
@@ -296,8 +296,8 @@ def _rows(memory: bytearray, **changes: Any) -> Any:
         "sleeping": column(160, "Q", 2),
         "hosts": [0],
         "generations": 0,
-        "place_bits": 15,
-        "told_bit": 16,
+        "buffer_bits": 15,
+        "ending_given_bit": 16,
         "has_info": 256,
         "end_bits": PLAIN_END_BITS,
         "plain_end": PLAIN_END,
@@ -343,7 +343,7 @@ BAD_ROWS: list[dict[str, Any]] = [
     {"phases": bytes(4)},
     {"phases": _without(3, "u1")},
     {"states": _without(4, "u2")},
-    {"places": _without(3, "u1")},
+    {"buffers": _without(3, "u1")},
     {"in_arena": _without(8, "u1")[::2]},
     {"tokens": _without(4, "u4")},
     {"requests": _without(3, "u8")},
@@ -505,7 +505,7 @@ def test_what_is_ordinary_is_taken_in_c_and_nothing_else(
     results: Any, fields: Any, is_strict: bool
 ) -> None:
     for dtype in (np.float32, np.float64):
-        columns, place = Columns(dtype), 0
+        columns, buffer = Columns(dtype), 0
         options = {"fields": fields, "tests_finite": is_strict, "refuses_non_finite": is_strict}
         step = columns.step(**options)
         for token, (given, is_ordinary, is_ordinary_where_strict) in enumerate(results, 5):
@@ -527,10 +527,10 @@ def test_what_is_ordinary_is_taken_in_c_and_nothing_else(
                 if isinstance(result[1], np.ndarray):
                     code = kinds[result[1].dtype.char]
                 assert np.array_equal(np.array(columns.rewards)[1:], reward, equal_nan=True)
-                assert (columns.flags[1], columns.replies[1]) == (code[place], token)
-                assert columns.targets[place].tobytes() == result[0].tobytes()
-                place = 1 - place
-            assert columns.writer.step_place == place
+                assert (columns.flags[1], columns.replies[1]) == (code[buffer], token)
+                assert columns.targets[buffer].tobytes() == result[0].tobytes()
+                buffer = 1 - buffer
+            assert columns.writer.step_buffer == buffer
             assert (columns.flags[0], columns.replies[0], columns.rewards[0]) == (0, 0, 0.0)
 
 
@@ -582,12 +582,12 @@ def test_a_batch_says_what_is_run_and_takes_what_is_new() -> None:
 
 
 @in_c
-def test_as_many_places_as_there_may_be() -> None:
+def test_as_many_buffers_as_there_may_be() -> None:
     columns = Columns()
     targets = [np.zeros(2, np.float32) for _ in range(16)]
     codes = [list(range(16))] * 3
     names = ("codes", "codes_of_float32", "codes_of_float64")
-    after = [(place + 1) % 16 for place in range(16)]
+    after = [(buffer + 1) % 16 for buffer in range(16)]
     options = {"targets": targets, "after": after, **dict(zip(names, codes, strict=True))}
     step = columns.step(**options)
     for token in range(1, 40):
@@ -596,7 +596,7 @@ def test_as_many_places_as_there_may_be() -> None:
         assert (columns.flags[1], columns.replies[1]) == ((token - 1) % 16, token)
         assert targets[(token - 1) % 16][1] == token
     most = columns.step(codes=[0, (1 << 16) - 1])
-    columns.writer.step_place = 1
+    columns.writer.step_buffer = 1
     most(50, 1)
     assert columns.flags[1] == (1 << 16) - 1
 
@@ -629,17 +629,21 @@ def test_an_info_that_was_written_is_flagged(written: Any, expected: int | None)
     if expected is None:
         assert [name for name, _ in columns.calls] == ["rest"]
         assert columns.replies[1] == 0
-        assert columns.writer.step_place == 0
+        assert columns.writer.step_buffer == 0
     else:
-        assert (columns.flags[1], columns.replies[1], columns.writer.step_place) == (expected, 9, 1)
+        assert (columns.flags[1], columns.replies[1], columns.writer.step_buffer) == (
+            expected,
+            9,
+            1,
+        )
 
 
 @in_c
-def test_a_writer_without_a_place_or_with_another_is_left_alone() -> None:
+def test_a_writer_without_a_buffer_or_with_another_is_left_alone() -> None:
     columns = Columns()
     columns.env.gives = (np.ones(2, np.float32), 1.0, False, False, {})
-    for place in (-1, 2, "x", 1 << 70):
-        columns.writer.step_place = place  # type: ignore[assignment]
+    for buffer in (-1, 2, "x", 1 << 70):
+        columns.writer.step_buffer = buffer  # type: ignore[assignment]
         columns.step()(9, 1)
     assert [name for name, _ in columns.calls] == ["rest"] * 4
     with pytest.raises(AttributeError):
@@ -982,7 +986,7 @@ def test_flags_and_replies_are_looked_at_before_anything_is_believed() -> None:
     assert rows.said() == (0, 16 | HAS_INFO, {2: PLAIN_END | 1 << 5 | HAS_INFO})
     flags[:] = 16
     flags[2] = PLAIN_END | 1 << 5
-    flags[3] = PLAIN_END | 1  # it is at another place
+    flags[3] = PLAIN_END | 1  # it is in another buffer
     assert rows.said() is None
     flags[3] = PLAIN_END
     resets = np.ndarray((4,), "u8", memory, 176)

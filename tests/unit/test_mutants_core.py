@@ -146,7 +146,7 @@ def test_arrays_end_episodes_whose_hosts_begin_no_other() -> None:
     assert rig.supervisor.table.env_states() == (EnvState.NEED_RESET, EnvState.RUN)
 
 
-@pytest.mark.parametrize("after", [AfterStep.RESETS, AfterStep.RESETS_LATE])
+@pytest.mark.parametrize("after", [AfterStep.RESETS, AfterStep.RESETS_IN_NEXT_STEP])
 def test_of_ends_without_infos_no_details_are_read(after: AfterStep) -> None:
     rig = Rig(2, has_block=True, batches=(Batch(0, 2, False),)).launch()
     selection = rig.send({0: 1, 1: 1})

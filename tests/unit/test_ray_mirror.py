@@ -59,8 +59,8 @@ class Two:
             placement: Any = placements[env_id]
             placed = placement.__class__(**{**placement.__dict__, "block": plan})
             frame = self.frames[env_id] = pack(Message(Op.ATTACH, env_id, 0, 0, placed))
-            assert self.trainer.place(frame)
-            self.node.place_for(SECOND if env_id == 3 else FIRST, frame)
+            assert self.trainer.note_placement(frame)
+            self.node.note_placement_for(SECOND if env_id == 3 else FIRST, frame)
         self.arenas: Any = [
             [arena_arrays(memory, p) for p in placements if p is not None]
             for memory in (here, there)
@@ -79,13 +79,13 @@ class Two:
         """Have what is posted travel; return the hosts that are rung for."""
         return self.node.post(self.trainer.posts(self.rows, self.indexes))
 
-    def reply(self, row: int, number: int, place: int = 0, flags: int = 0) -> None:
+    def reply(self, row: int, number: int, buffer: int = 0, flags: int = 0) -> None:
         """Reply, as a host does: the token comes last."""
         for leaf in self.arenas[1][row]:
-            if place < COPIED.count:
-                leaf[place, self.row_in(row)] = number
+            if buffer < COPIED.count:
+                leaf[buffer, self.row_in(row)] = number
         self.theirs.rewards[row] = number
-        self.theirs.flags[row] = place | flags
+        self.theirs.flags[row] = buffer | flags
         self.theirs.replies[row] = self.theirs.requests[row]
 
     def row_in(self, env_id: int) -> int:
@@ -147,7 +147,7 @@ def test_what_is_replied_is_there_with_all_that_belongs_to_it() -> None:
     two.carry()
     assert two.node.news() is None
     two.theirs.wide_rewards[2], two.theirs.infos[3, :3] = 5.0, (1, 2, 3)
-    two.reply(1, 6, place=1)
+    two.reply(1, 6, buffer=1)
     two.reply(2, 7, flags=FIRST_WIDE << REWARD_SHIFT)
     two.reply(3, 8, flags=HAS_INFO)
     assert two.node.has_news
@@ -186,11 +186,11 @@ def test_tokens_are_the_last_to_be_written() -> None:
         assert last["resets"] is block.resets
 
 
-def test_a_place_that_there_is_not_is_for_the_trainer_to_find() -> None:
+def test_a_buffer_that_there_is_not_is_for_the_trainer_to_find() -> None:
     two = Two()
     two.post([1, 2], 7)
     two.carry()
-    two.reply(1, 6, place=15)
+    two.reply(1, 6, buffer=15)
     two.reply(2, 6)
     two.come()
     assert two.mine.replies.tolist() == [0, 7, 7, 0]
@@ -212,7 +212,7 @@ def test_envs_of_several_layouts() -> None:
     two.post([1, 2, 3], 7)
     two.carry()
     for row in (1, 2, 3):
-        two.reply(row, row, place=1)
+        two.reply(row, row, buffer=1)
     two.come()
     assert two.arenas[0][1][0][1].tolist() == [[1.0, 1.0], [3.0, 3.0]]
     numbers, floats = two.arenas[0][2]
@@ -259,9 +259,9 @@ def test_an_env_that_moves_to_another_actor_is_posted_for_there_alone() -> None:
         caller.mirror = two.trainer
         links = [ActorLink(lambda: (None, None), serves_one=False) for _ in range(2)]
         for link, frame in ((links[0], two.frames[1]), (links[1], two.frames[1])):
-            caller._place(link, frame)
+            caller._note_placement(link, frame)
         assert [link.rows for link in links] == [set(), {1}]
-        caller._place(links[0], *frames)  # it is told of no place
+        caller._note_placement(links[0], *frames)  # it is told of no buffer
         assert [link.rows for link in links] == [set(), {1}]
         caller.end(PATIENCE_S)
 

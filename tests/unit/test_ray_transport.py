@@ -50,14 +50,14 @@ def posts(handle: Handle) -> int:
 
 def count_messages(manager: Any, ray: FakeRay, indexes: list[int]) -> bool:
     """Return whether hosts of the first actor see that they were sent messages."""
-    mail = ray.actors[0].actor._mirror.block.messages_sent
-    before = mail[indexes].tolist()
+    sent = ray.actors[0].actor._mirror.block.messages_sent
+    before = sent[indexes].tolist()
     manager.get_attr("metadata")
-    return all(x != y for x, y in zip(before, mail[indexes].tolist(), strict=True))
+    return all(x != y for x, y in zip(before, sent[indexes].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_the_same_as_in_line_and_a_few_calls_for_each_batch(
+def test_the_same_as_inline_and_a_few_calls_for_each_batch(
     ray: FakeRay, shared_memory: bool
 ) -> None:
     with (

@@ -28,12 +28,12 @@ def test_arrays_may_be_as_long_as_the_room_that_a_plan_has() -> None:
     plan = BlockPlan(2, 1, codec_of(Discrete(2)).layout, 20)  # type: ignore[arg-type]
     block = Block(bytearray(plan.nbytes), plan)
     for row, given in enumerate((np.arange(20) / 8, np.arange(20, dtype=np.float32))):
-        kind = kind_of_reward(given, plan.reward_room)
+        kind = kind_of_reward(given, plan.reward_length)
         assert kind is not None
         assert FIRST_WIDE <= kind < KINDS <= 1 + (REWARD_BITS >> REWARD_SHIFT)
         block.wide_rewards[row] = given
         assert_same(restored(kind, block.reward_numbers(kind, slice(row, row + 1)))[0], given)
         assert kind_of_reward(given) is None
-        assert kind_of_reward(given[:9], plan.reward_room) is None
-    assert kind_of_reward(np.zeros(0), plan.reward_room) is None
+        assert kind_of_reward(given[:9], plan.reward_length) is None
+    assert kind_of_reward(np.zeros(0), plan.reward_length) is None
     assert Block(bytearray(plan.nbytes), BlockPlan(2, 1, plan.actions)).wide_rewards.shape == (2, 8)

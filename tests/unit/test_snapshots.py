@@ -1,4 +1,4 @@
-"""Snapshots of managers that run their envs in line, and the files of snapshots."""
+"""Snapshots of managers that run their envs inline, and the files of snapshots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.walkers import Walker
 
 @pytest.fixture
 def make() -> Iterator[Any]:
-    """Return what launches managers in line, which are closed in the end."""
+    """Return what launches managers inline, which are closed in the end."""
     managers = []
 
     def make(*env_fn: Any, **config: Any) -> Any:

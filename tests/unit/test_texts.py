@@ -87,7 +87,7 @@ class Rig:
             ids = [i for i, other in enumerate(self.placements) if other.layout == placed.layout]
             arrays = arena_arrays(self.memory, placed)
             made[placed.layout] = Arena(
-                arrays, placed.layout, placed.places, ids, copies=copies, guard=guard
+                arrays, placed.layout, placed.buffers, ids, copies=copies, guard=guard
             )
         self.arena: Any = made[self.placements[0].layout]
         if len(made) > 1:
@@ -98,11 +98,11 @@ class Rig:
         pairs = zip(self.writers, values, strict=True)
         return bytes(write.write(value) for write, value in pairs)
 
-    def text_bytes(self, env_id: int, place: int) -> Any:
+    def text_bytes(self, env_id: int, buffer: int) -> Any:
         """Return the bytes of the first text in an observation."""
         placed: Placement = self.placements[env_id]
         arrays = zip(placed.layout.leaves, arena_arrays(self.memory, placed), strict=True)
-        return next(a[place, placed.row] for leaf, a in arrays if isinstance(leaf, TextLeaf))
+        return next(a[buffer, placed.row] for leaf, a in arrays if isinstance(leaf, TextLeaf))
 
 
 # -- which spaces have texts, and how much room these have ----------------------------------------
@@ -125,7 +125,7 @@ def test_a_text_has_room(space: Any, room: int) -> None:
     assert placed is not None
     (leaf,) = placed.leaves
     assert isinstance(leaf, TextLeaf)
-    assert (leaf.room, leaf.shape) == (room, (4 + room,))
+    assert (leaf.max_bytes, leaf.shape) == (room, (4 + room,))
     nested = codec_of(Dict({"a": space, "b": IMAGE})).structure
     assert nested.is_placed
     assert nested.placed is not None
@@ -233,18 +233,18 @@ def test_a_text_that_does_not_fit_its_space_is_refused_and_none_is_written() -> 
     space = Dict({"a": Text(3, charset="ab"), "b": IMAGE})
     rig = Rig(space)
     image = np.ones((2, 2), np.uint8)
-    place = rig.write({"a": "ab", "b": image})[0]
+    buffer = rig.write({"a": "ab", "b": image})[0]
     before = bytes(rig.memory)
     for odd in ("abab", "c", "", 5, None):
         with pytest.raises(ValueMismatchError, match=r"value\['a'\]"):
             rig.writers[0].write({"a": odd, "b": image})
     assert bytes(rig.memory) == before
-    assert rig.readers[0].read(place)["a"] == "ab"
+    assert rig.readers[0].read(buffer)["a"] == "ab"
     with pytest.raises(ValueMismatchError, match="value is None"):
         writer(Missions()).write(None)
 
 
-def test_a_long_text_takes_no_place_and_leaves_what_is_there() -> None:
+def test_a_long_text_takes_no_buffer_and_leaves_what_is_there() -> None:
     rig = Rig(GRID, copies=False)
     first = rig.write(grid("one", 1))
     before = bytes(rig.memory)
@@ -291,15 +291,15 @@ def test_batches_are_those_of_the_same_observations_by_message(form: str, shown:
     rig = Rig(*[space] * 5, copies=shown == "copied", guard=guard)
     numbers = itertools.count()
     alike = rig.write(*[make(next(numbers)) for _ in range(5)])
-    rig.writers[1].write(make(99))  # from now on it is at another place than the others
-    for places in (alike, rig.write(*[make(next(numbers)) for _ in range(5)])):
+    rig.writers[1].write(make(99))  # from now on it is in another buffer than the others
+    for buffers in (alike, rig.write(*[make(next(numbers)) for _ in range(5)])):
         assert rig.arena.has_texts
         for ids in ([0, 1, 2, 3, 4], [2, 3], [0, 3, 4], [1]):
             selection = Selection(ids)
-            where: Any = bytes(places[i] for i in ids)
+            where: Any = bytes(buffers[i] for i in ids)
             where = where[0] if len(set(where)) == 1 else where
             assert rig.arena.read_texts(ids, where) is None
-            each = [rig.readers[i].read(places[i]) for i in ids]
+            each = [rig.readers[i].read(buffers[i]) for i in ids]
             rows = rig.arena.rows_of(selection, where)
             assert [type(row) for row in rows] == [type(one) for one in each]
             expected = codec_of(space).stack(each)
@@ -323,9 +323,9 @@ def test_a_batch_of_texts_is_nobody_elses() -> None:
     rig = Rig(GRID, GRID, copies=False, guard=guard)
     selection, kept = Selection([0, 1]), []
     for k in range(4):
-        (place, _) = places = rig.write(grid(f"do {k}"), grid(f"go {k}"))
-        assert rig.arena.read_texts([0, 1], place) is None
-        kept += [rig.arena.batch(selection, place)["mission"], rig.arena.batch(selection, places)]
+        (buffer, _) = buffers = rig.write(grid(f"do {k}"), grid(f"go {k}"))
+        assert rig.arena.read_texts([0, 1], buffer) is None
+        kept += [rig.arena.batch(selection, buffer)["mission"], rig.arena.batch(selection, buffers)]
         guard.count([0, 1], k)
     assert [batch.tolist() for batch in kept[::2]] == [[f"do {k}", f"go {k}"] for k in range(4)]
     assert [type(batch) for batch in kept[::2]] == [np.ndarray] * 4  # and no views that are checked
@@ -336,17 +336,17 @@ def test_envs_of_several_layouts_have_their_own_texts() -> None:
     rig = Rig(Text(5), GRID, Text(6), Box(0, 1, (1,)), GRID)
     box = np.zeros(1, np.float32)
     values = ["a", grid("b"), "c", box, grid("d")]
-    places = rig.write(*values)
+    buffers = rig.write(*values)
     ids = [0, 1, 2, 3, 4]
     assert rig.arena.has_texts
-    assert rig.arena.read_texts(ids, places[0]) is None
-    rows = rig.arena.rows(ids, np.array(ids), places[0])
+    assert rig.arena.read_texts(ids, buffers[0]) is None
+    rows = rig.arena.rows(ids, np.array(ids), buffers[0])
     assert all(map(same, rows, values))
-    assert rig.arena.batch(Selection(ids), places[0]) is None
-    assert rig.arena.batch(Selection([1, 4]), places[0])["mission"].tolist() == ["b", "d"]
-    rig.text_bytes(4, places[4])[:4] = 255
-    assert rig.arena.read_texts(ids, places) == 4
-    assert rig.arena.read_texts([0, 1, 2, 3], places) is None
+    assert rig.arena.batch(Selection(ids), buffers[0]) is None
+    assert rig.arena.batch(Selection([1, 4]), buffers[0])["mission"].tolist() == ["b", "d"]
+    rig.text_bytes(4, buffers[4])[:4] = 255
+    assert rig.arena.read_texts(ids, buffers) == 4
+    assert rig.arena.read_texts([0, 1, 2, 3], buffers) is None
     plain = Rig(IMAGE, Box(0, 1, (1,)))
     assert not plain.arena.has_texts
 
@@ -374,16 +374,16 @@ FORGED = {
 @pytest.mark.parametrize("name", FORGED)
 def test_a_text_that_makes_no_sense_is_found_and_shown_nowhere(name: str) -> None:
     rig = Rig(GRID, GRID)
-    places = rig.write(grid("good"), grid("good too"))
-    assert rig.arena.read_texts([0, 1], places) is None
+    buffers = rig.write(grid("good"), grid("good too"))
+    assert rig.arena.read_texts([0, 1], buffers) is None
     forged = np.frombuffer(FORGED[name], np.uint8)
-    rig.text_bytes(1, places[1])[: len(forged)] = forged
+    rig.text_bytes(1, buffers[1])[: len(forged)] = forged
     with pytest.raises(ValueMismatchError, match=r"value\['mission'\] is (a|no) text"):
-        rig.readers[1].read(places[1])
-    assert rig.arena.read_texts([0, 1], places) == 1
-    assert rig.arena.read_texts([1], places[1]) == 1
-    assert rig.arena.read_texts([0], places[0]) is None
-    rows = rig.arena.rows([0, 1], slice(0, 2), places)
+        rig.readers[1].read(buffers[1])
+    assert rig.arena.read_texts([0, 1], buffers) == 1
+    assert rig.arena.read_texts([1], buffers[1]) == 1
+    assert rig.arena.read_texts([0], buffers[0]) is None
+    rows = rig.arena.rows([0, 1], slice(0, 2), buffers)
     assert [row["mission"] for row in rows] == ["good", "good too"]
 
 
@@ -419,11 +419,11 @@ def test_references_that_a_writer_does_not_make_are_refused(reference: Any) -> N
 
 def test_what_changes_after_it_was_read_is_not_read_again() -> None:
     rig = Rig(GRID)
-    (place,) = rig.write(grid("as it was"))
-    assert rig.arena.read_texts([0], place) is None
-    rig.text_bytes(0, place)[:] = 255
-    assert rig.arena.rows([0], slice(0, 1), place)[0]["mission"] == "as it was"
-    assert rig.arena.batch(Selection([0]), place)["mission"].tolist() == ["as it was"]
+    (buffer,) = rig.write(grid("as it was"))
+    assert rig.arena.read_texts([0], buffer) is None
+    rig.text_bytes(0, buffer)[:] = 255
+    assert rig.arena.rows([0], slice(0, 1), buffer)[0]["mission"] == "as it was"
+    assert rig.arena.batch(Selection([0]), buffer)["mission"].tolist() == ["as it was"]
 
 
 # -- the same texts, again and again --------------------------------------------------------------

@@ -9,10 +9,10 @@ import signal
 
 from envmgr.transport.base import HostDied
 from envmgr.worker.crash_report import (
-    PLACE_BYTES,
     REPORT_BYTES,
     RUNNING,
     RUNNING_AT,
+    SECTION_BYTES,
     STDERR_AT,
     STDERR_BYTES,
 )
@@ -44,22 +44,22 @@ class LastWords:
         Raises:
             OSError: there is not enough memory.
         """
-        os.posix_fallocate(self.fd, index * PLACE_BYTES + STDERR_AT, mmap.PAGESIZE)
+        os.posix_fallocate(self.fd, index * SECTION_BYTES + STDERR_AT, mmap.PAGESIZE)
 
     def take(self, index: int) -> str:
         """Return what the dead host at `index` has left, and make room for the next one."""
-        place = index * PLACE_BYTES
-        stderr = self._take(place + STDERR_AT, STDERR_BYTES)
+        section = index * SECTION_BYTES
+        stderr = self._take(section + STDERR_AT, STDERR_BYTES)
         lines = stderr.splitlines()
         if len(lines) > 1 and len(stderr.encode()) >= STDERR_BYTES:
             del lines[0]  # its beginning is lost
-        report = self._take(place, REPORT_BYTES).splitlines()
-        os.pwrite(self.fd, bytes(RUNNING.size), place + RUNNING_AT)
+        report = self._take(section, REPORT_BYTES).splitlines()
+        os.pwrite(self.fd, bytes(RUNNING.size), section + RUNNING_AT)
         return "\n".join([*lines[-_MOST_LINES:], *report[:_MOST_LINES]]).rstrip()
 
     def running(self, index: int) -> int:
         """Return the async env that the host at `index` says it is running, or was; -1 for none."""
-        data = os.pread(self.fd, RUNNING.size, index * PLACE_BYTES + RUNNING_AT)
+        data = os.pread(self.fd, RUNNING.size, index * SECTION_BYTES + RUNNING_AT)
         return int(RUNNING.unpack(data)[0]) - 1 if len(data) == RUNNING.size else -1
 
     def _take(self, offset: int, most_bytes: int) -> str:

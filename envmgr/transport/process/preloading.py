@@ -147,7 +147,7 @@ class Preloading:
 
     def on_record(self, link: ServerLink, kind: int, number: int, data: bytes) -> None:
         """Take note of what a server says of imports."""
-        if kind == server.LATE:
+        if kind == server.REPORT:
             self._on_report(data)
         elif link is not self.opening:
             return
@@ -221,7 +221,9 @@ class Preloading:
             return
         self._let_go(link)
         modules = link.wanted.modules
-        failed = modules if link.place < 0 else modules[link.place : link.place + 1]
+        failed = (
+            modules if link.module_index < 0 else modules[link.module_index : link.module_index + 1]
+        )
         self._left_out.update(dict.fromkeys(failed, why))
         self._untold += failed
         self._proven = self._without(self._proven)

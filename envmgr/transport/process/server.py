@@ -47,10 +47,10 @@ RECORD = struct.Struct("<Bqq")
 """Kind, host_id, and a number: a signal, a pid, an errno or an exit status."""
 
 START, SIGNAL, NOT_STARTED, ENDED, STARTED, GIVE_UP, LEFT = range(7)
-BRANCH, IMPORTING, READY, SPOILT, LATE = range(7, 12)
-"""BRANCH, SPOILT and LATE are followed by data. The number of IMPORTING is a place in a list."""
+BRANCH, IMPORTING, READY, SPOILT, REPORT = range(7, 12)
+"""BRANCH, SPOILT and REPORT are followed by data. The number of IMPORTING is an index in a list."""
 
-OF_PRELOADING = (IMPORTING, READY, SPOILT, LATE)
+OF_PRELOADING = (IMPORTING, READY, SPOILT, REPORT)
 MAX_FDS = 6
 MAX_RECORD = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -202,7 +202,7 @@ class WorkerServer:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 preloads = server_imports.Preloads.from_bytes(wanted)
-                server_imports.import_all(preloads, lambda place: tell(IMPORTING, place))
+                server_imports.import_all(preloads, lambda index: tell(IMPORTING, index))
             except ConnectionError:  # an OSError, but not one of the imports
                 raise
             except (server_imports.SpoiltError, OSError) as error:  # or it cannot look at itself
@@ -219,7 +219,7 @@ class WorkerServer:
         self._poll.unregister(fd)
         report = os.read(fd, MAX_RECORD - RECORD.size)
         os.close(fd)
-        self._tell(LATE, host_id, 0, report)
+        self._tell(REPORT, host_id, 0, report)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -54,14 +54,14 @@ def import_all(wanted: Preloads, begin: Callable[[int], None]) -> None:
 
     Args:
         wanted: the modules.
-        begin: is called with the place of each module in the list before it is imported.
+        begin: is called with the index of each module in the list before it is imported.
 
     Raises:
         SpoiltError: the module that was begun last made this process unfit; it says how.
     """
     before = _Traces.now()
-    for place, name in enumerate(wanted.modules):
-        begin(place)
+    for index, name in enumerate(wanted.modules):
+        begin(index)
         _import(name, wanted.left_out)
         end = time.monotonic() + _SETTLE_S
         while what := before.what_is_new(_Traces.now()):

@@ -33,7 +33,7 @@ class ServerLink:
 
     Attributes:
         hosts: the host_ids of the server's workers that are alive.
-        place: the place of the module that it is importing; -1 before the first.
+        module_index: that of the module that it is importing; -1 before the first.
         due: when that import should have ended; inf once the server is ready.
     """
 
@@ -49,7 +49,7 @@ class ServerLink:
         self.number = number
         self.wanted = wanted or Preloads((), ())
         self.hosts: set[int] = set()
-        self.place = -1
+        self.module_index = -1
         self.due = math.inf
         self._closed = False
         self._uses: set[object] = set()
@@ -86,9 +86,9 @@ class ServerLink:
             forget_fd(fd)
             os.close(fd)
 
-    def begin(self, place: int, limit_s: float) -> None:
+    def begin(self, module_index: int, limit_s: float) -> None:
         """Note which module the server begins to import, and how long that may take."""
-        self.place, self.due = place, monotonic() + limit_s
+        self.module_index, self.due = module_index, monotonic() + limit_s
 
     def send(
         self,
@@ -111,9 +111,9 @@ class ServerLink:
             with contextlib.suppress(BlockingIOError), self._used() as control:
                 socket.send_fds(control, [record], fds)
                 return
-            self._await_room(due)
+            self._await_writable(due)
 
-    def _await_room(self, due: float) -> None:
+    def _await_writable(self, due: float) -> None:
         poll = select.poll()
         with self._used() as control:
             poll.register(control, select.POLLOUT)

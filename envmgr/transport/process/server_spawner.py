@@ -341,9 +341,9 @@ def _start_fresh(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
-            orders = json.dumps([sys.path, sys.argv, theirs.fileno(), os.getpid()])
+            setup = json.dumps([sys.path, sys.argv, theirs.fileno(), os.getpid()])
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                [*command, orders],
+                [*command, setup],
                 pass_fds=[theirs.fileno()],
                 env=variables,
                 stdin=subprocess.DEVNULL,

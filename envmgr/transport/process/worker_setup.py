@@ -40,8 +40,8 @@ class WorkerSetupWriter:
         envs: list[tuple[int, int, int, int]] = []
         for env in spec.envs:
             factory = self._pickle(env.factory, env) if self._with_factories else b""
-            place = pickled.setdefault(factory, len(pickled))
-            envs.append((env.env_id, env.generation, env.request_id, place))
+            index = pickled.setdefault(factory, len(pickled))
+            envs.append((env.env_id, env.generation, env.request_id, index))
         settings = self._pickle(spec.settings, spec.envs[0])
         buffer = buffer_offset(spec.host_id) if has_buffer else None
         return WorkerSetup(

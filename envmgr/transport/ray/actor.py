@@ -144,7 +144,7 @@ class HostActor:
             elif op == ActorOp.START:
                 self._mirror.host(host_id, data.host_index)
             elif op == ActorOp.SEND and data.op in PLACING:
-                self._mirror.place_for(host_id, data)
+                self._mirror.note_placement_for(host_id, data)
                 if self._mirror.block is not None:
                     self._hosting.count_messages(self._mirror.block.messages_sent)
         self._hosting.deliver([one for one in brought if one.op != ActorOp.POST])
@@ -175,7 +175,7 @@ def _unpickled(data: bytes) -> Any:
 
 
 def spec_of(host_id: int, setup: WorkerSetup, node: Node) -> HostSpec:
-    """Return the host that the trainer has ordered."""
+    """Return the host that the trainer has asked for."""
     made = [_factory(pickled, node.address) for pickled in setup.factories]
     envs = tuple(EnvToBuild(*env[:3], made[env[3]]) for env in setup.envs)
     return HostSpec(host_id, setup.host_index, envs, _unpickled(setup.settings))

@@ -25,7 +25,7 @@ MOST_CALLS = 2
 """How many calls wait at most: when one more comes, the oldest returns, with whatever there is."""
 
 THREADS = MOST_CALLS + 3
-"""Threads that calls need: one is for questions such as `whereabouts`, one for a late call."""
+"""Threads that calls need: one for questions such as `whereabouts`, one for a call that hangs."""
 
 _GOES_ON = (Op.BEGAN, Op.NOTICE)
 _LEAST_LINGER_S = 0.001
@@ -108,7 +108,7 @@ class CallHandler:
             if op == ActorOp.SEND and data.request_id != UNANSWERED and data.op != Op.CLOSE:
                 self._awaited[data.request_id] = host_id
             elif op == ActorOp.START:
-                self._awaited.update((order[2], host_id) for order in data.envs if order[2])
+                self._awaited.update((env[2], host_id) for env in data.envs if env[2])
         self._deliver(requests)
 
     @property

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from envmgr.spaces import Array, merged_axes
 from envmgr.wire.arenas import Placement, arena_arrays
 from envmgr.wire.block import (
+    BUFFER_BITS,
     HAS_INFO,
     MAX_REQUEST_ID,
-    PLACE_BITS,
     REWARD_SHIFT,
     Block,
     fence,
@@ -72,9 +72,9 @@ class Mirror:
         self._arena_of: list[str] = []
         self._arena_row: Rows = np.empty(0, np.int64)
         self._n_rows: Rows = np.empty(0, np.int64)
-        self._n_places: dict[str, int] = {}
+        self._n_buffers: dict[str, int] = {}
 
-    def place(self, frame: Frame) -> bool:
+    def note_placement(self, frame: Frame) -> bool:
         """Take note of a message that says where the data of an env is.
 
         Returns:
@@ -95,7 +95,7 @@ class Mirror:
         if arena not in self._columns:
             arrays = arena_arrays(self._memory, placement)
             self._columns[arena] = [merged_axes(array) for array in arrays]
-            self._n_places[arena] = placement.places.count
+            self._n_buffers[arena] = placement.buffers.count
         self._arena_of[frame.env_id] = arena
         self._arena_row[frame.env_id] = placement.row
         self._n_rows[frame.env_id] = placement.rows
@@ -204,14 +204,14 @@ class NodeMirror(Mirror):
             # The trainer may know already what the host before it was running.
             self.block.running[index], self._of_host[1][index] = 0, -1
 
-    def place_for(self, host_id: int, frame: Frame) -> None:
-        """Take note of a message to a host, as `place` does."""
-        if self.place(frame):
+    def note_placement_for(self, host_id: int, frame: Frame) -> None:
+        """Take note of a message to a host, as `note_placement` does."""
+        if self.note_placement(frame):
             self._host_of[frame.env_id] = host_id
             self._rows = np.array(sorted(self._host_of), np.int64)
 
     def _lay_out(self, block: Block) -> Block:
-        # What the trainer was told last, and what it awaits: of steps, and of ordered resets.
+        # What the trainer was told last, and what it awaits: of steps, and of posted resets.
         self._told = [block.replies.copy(), block.resets.copy()]
         self._awaited = [block.replies.copy(), block.resets.copy()]
         self._of_host = [column.copy() for column in (block.since, block.running, block.finished)]
@@ -313,12 +313,12 @@ class NodeMirror(Mirror):
         return new
 
     def _read_observations(self, parts: list[Part], rows: Rows, flags: Array) -> None:
-        places = (flags & PLACE_BITS).astype(np.int64)
+        buffers = (flags & BUFFER_BITS).astype(np.int64)
         arenas = list(map(self._arena_of.__getitem__, rows.tolist()))
-        at = places * self._n_rows[rows] + self._arena_row[rows]
+        at = buffers * self._n_rows[rows] + self._arena_row[rows]
         for arena in dict.fromkeys(arenas):
-            some = places < self._n_places[arena]  # the trainer finds a wrong place by itself
-            if len(self._n_places) > 1:
+            some = buffers < self._n_buffers[arena]  # the trainer finds a wrong buffer by itself
+            if len(self._n_buffers) > 1:
                 some &= np.array([other == arena for other in arenas])
             self._read(parts, arena, at[some])
 

@@ -27,7 +27,9 @@ def options_of(options: Ray) -> dict[str, Any]:
     return asked
 
 
-def refuse_without_room(nodes: Sequence[Mapping[str, Any]], options: Ray, n_actors: int) -> None:
+def refuse_without_capacity(
+    nodes: Sequence[Mapping[str, Any]], options: Ray, n_actors: int
+) -> None:
     """Refuse actors that Ray would never start.
 
     Args:
@@ -39,10 +41,12 @@ def refuse_without_room(nodes: Sequence[Mapping[str, Any]], options: Ray, n_acto
         ConfigError: no node has what one actor takes, or all nodes have too little for all actors.
     """
     wanted = _wanted(options)
-    room = [_room(node["Resources"], wanted) for node in nodes if node["Alive"]]
-    if sum(room) < n_actors:
+    capacity = [_actors_that_fit(node["Resources"], wanted) for node in nodes if node["Alive"]]
+    if sum(capacity) < n_actors:
         what = ", ".join(f"{name}: {amount:g}" for name, amount in wanted.items()) or "nothing"
-        least = "no node has as much" if not any(room) else f"there is room for {sum(room):g}"
+        least = (
+            "no node has as much" if not any(capacity) else f"there is room for {sum(capacity):g}"
+        )
         raise ConfigError(
             f"manager.ray asks for {{{what}}} for each of {n_actors} hosts, but {least}. The "
             f"cluster has {describe(nodes)}. Ask for less, give a smaller manager.num_workers, or "
@@ -87,7 +91,7 @@ class NodeChoice:
         fitting = [
             node["NodeID"]
             for node in self._ray.nodes()
-            if node["Alive"] and _room(node["Resources"], wanted) >= 1.0
+            if node["Alive"] and _actors_that_fit(node["Resources"], wanted) >= 1.0
         ]
         return min(fitting, key=lambda i: (loads[i] + lost[i], lost[i]), default=None)
 
@@ -100,7 +104,7 @@ def strategy_of(node_id: str | None) -> Any:
     return strategies.NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)
 
 
-def _room(has: Mapping[str, float], wanted: Mapping[str, float]) -> float:
+def _actors_that_fit(has: Mapping[str, float], wanted: Mapping[str, float]) -> float:
     each = (math.floor(has.get(name, 0.0) / amount + 1e-9) for name, amount in wanted.items())
     return min(each, default=math.inf)
 

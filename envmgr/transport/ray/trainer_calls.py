@@ -163,7 +163,7 @@ class ActorCaller:
             if not link.is_over:
                 link.requests.append(what)
                 if what.op == ActorOp.SEND and what.data.op in PLACING:
-                    self._place(link, what.data)
+                    self._note_placement(link, what.data)
         elif what is RING:
             link.is_rung = True
         elif what is LOSE or (what is KILL and link.handle is None and not link.is_gone):
@@ -175,9 +175,9 @@ class ActorCaller:
             return link.handle is not None
         return False
 
-    def _place(self, link: ActorLink, frame: Frame) -> None:
+    def _note_placement(self, link: ActorLink, frame: Frame) -> None:
         """Note which actor an env's steps are posted for: its host is told where its data is."""
-        if self.mirror is not None and self.mirror.place(frame):
+        if self.mirror is not None and self.mirror.note_placement(frame):
             if (before := self._links.get(frame.env_id)) is not None:
                 before.rows.discard(frame.env_id)
             self._links[frame.env_id] = link

@@ -23,7 +23,7 @@ from envmgr.transport.ray.nodes import (
     NodeChoice,
     describe,
     options_of,
-    refuse_without_room,
+    refuse_without_capacity,
     strategy_of,
 )
 from envmgr.transport.ray.protocol import ActorOp, ActorRequest
@@ -114,7 +114,7 @@ class RayTransport(OutboxTransport):
     def _checked_class(self) -> Any:
         """Return the actor's class for Ray, if the cluster has room for the actors."""
         plan = self._plan
-        refuse_without_room(self._ray.nodes(), plan.options, plan.n_actors)
+        refuse_without_capacity(self._ray.nodes(), plan.options, plan.n_actors)
         self._options = {**options_of(plan.options), "max_concurrency": THREADS}
         actor_class = self._ray.remote(HostActor)
         try:
