@@ -125,7 +125,7 @@ def resolve_config(
             admit(schema, in_file, whole, policy, env)
 
     check_trust(ManagerConfig)  # before its modules are imported
-    kind = kind_of({"type": "base", **as_mapping(given.get("manager"), "manager")}, policy)
+    kind = kind_of({"type": "base", **as_mapping(given.get("manager"), "manager")})
     manager_cls = ENV_MANAGER_REGISTRY.get(kind)
     preset = default_config_of(manager_cls, kind)
     manager = ManagerConfig.from_mapping(given.get("manager"), preset)

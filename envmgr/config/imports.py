@@ -38,7 +38,6 @@ from typing import Any, cast
 from envmgr.config.allow_list import (
     allowed_by_user,
     checked_lists,
-    checked_prefixes,
     plain_key,
     ways_out,
 )
@@ -221,13 +220,13 @@ def file_policy(lists: Mapping[str, Sequence[str] | None], file: Path) -> FilePo
 
 
 def import_object(
-    name: str, *, allow: FilePolicy | Sequence[str] | None = None, key: str = "env.entry"
+    name: str, *, allow: FilePolicy | None = None, key: str = "env.entry"
 ) -> Callable[..., Any]:
     """Return the callable that a config names.
 
     Args:
         name: `package.module:callable`, or `package.module.Name`.
-        allow: what may be imported: a policy or a list of modules; None is everything.
+        allow: what may be imported; None is everything.
         key: path of the config key, for messages.
 
     Raises:
@@ -235,14 +234,11 @@ def import_object(
             looked for, and names the nearest attribute), not callable, or its module fails.
     """
     module, attributes = _split(check_value(OBJECT_PATH, name, key))
-    policy = allow
-    if policy is not None and not isinstance(policy, FilePolicy):
-        policy = FilePolicy(checked_prefixes(policy))
-    if policy is not None:
-        policy.admit_module(module, name, key)
-    found = _walk(_import_module(module, key), attributes, name, key, policy)
-    if policy is not None:
-        policy.admit_object(found, name, key)
+    if allow is not None:
+        allow.admit_module(module, name, key)
+    found = _walk(_import_module(module, key), attributes, name, key, allow)
+    if allow is not None:
+        allow.admit_object(found, name, key)
     if not callable(found):
         raise ConfigError(
             f"{key} is {name!r}, which is a {type(found).__name__} and cannot be called. Name a "
@@ -251,18 +247,13 @@ def import_object(
     return cast("Callable[..., Any]", found)
 
 
-def import_modules(
-    names: Iterable[str], *, policy: FilePolicy | None = None, key: str = "manager.import_names"
-) -> None:
-    """Import modules for what they register; with a policy, only those that it allows for that.
+def import_modules(names: Iterable[str], *, key: str = "manager.import_names") -> None:
+    """Import modules for what they register; whether a file may name them was asked before.
 
     Raises:
-        ConfigError: a module is not allowed, not found or fails.
-        MissingDependencyError: it is of a known package that is not installed.
+        ConfigError: a module is not found or fails.
     """
     for name in names:
-        if policy is not None:
-            policy.admit_registering(name, name, key)
         _import_module(name, key)
 
 

@@ -187,22 +187,22 @@ def test_an_installed_package_needs_neither_list_nor_name(site: Path, policy: Fi
         build(policy, "Cfgtest/Onn-v0")
 
 
-def preload(name: str, policy: FilePolicy) -> None:
-    policy.admit_registering(name, name, "manager.preload")
+def admit_registering(name: str, policy: FilePolicy) -> None:
+    policy.admit_registering(name, name, "manager.import_names")
 
 
 def test_its_name_is_allowed_where_all_is_in_the_import(site: Path, policy: FilePolicy) -> None:
     install(site)
     check_env_id("cfgtest_known:Cfgtest/One-v0", policy)
-    preload("cfgtest_known", policy)
+    admit_registering("cfgtest_known", policy)
     assert "cfgtest_known" not in sys.modules
-    import_modules(["cfgtest_known"], policy=policy)
+    import_modules(["cfgtest_known"])
     assert "cfgtest_known" in sys.modules
-    preload("gymnasium.envs.classic_control", policy)
-    preload("envmgr.testing", policy)
+    admit_registering("gymnasium.envs.classic_control", policy)
+    admit_registering("envmgr.testing", policy)
     for name in ("cfgtest_known.more", "cfgtest"):
         with pytest.raises(ConfigError, match="may not import"):
-            preload(name, policy)
+            admit_registering(name, policy)
 
 
 def test_what_is_not_installed_is_named(policy: FilePolicy) -> None:
@@ -210,7 +210,7 @@ def test_what_is_not_installed_is_named(policy: FilePolicy) -> None:
         with pytest.raises(MissingDependencyError, match="pip install cfgtest-known"):
             build(each)
     with pytest.raises(MissingDependencyError, match=r"manager\.import_names is 'cfgtest_known'"):
-        import_modules(["cfgtest_known"], policy=policy)
+        admit_registering("cfgtest_known", policy)
     with pytest.raises(MissingDependencyError, match="pip install cfgtest-known"):
         check_env_id("cfgtest_known:Cfgtest/One-v0", policy)
 
@@ -228,7 +228,7 @@ def test_a_file_of_that_name_is_not_the_package(
     with pytest.raises(MissingDependencyError, match="not installed"):
         build(policy)
     with pytest.raises(MissingDependencyError, match="not installed"):
-        import_modules(["cfgtest_known"], policy=policy)
+        admit_registering("cfgtest_known", policy)
     assert "cfgtest_known" not in sys.modules
 
 
@@ -311,7 +311,7 @@ def test_arguments_are_refused_where_they_can_name_code(
     with pytest.raises(ConfigError, match=refused):
         build(policy, "cfgtest_known:cfgtest-other-v0", **arguments)
     assert build(policy, render_mode="rgb_array") == "Env"
-    import_modules(["cfgtest_known"], policy=policy)
+    import_modules(["cfgtest_known"])
     for other in ("cfgtest-other-v0", "cfgtest-other", "Cfgtest-Two", "Cfgtest/One-v7"):
         with pytest.raises(ConfigError, match=refused):  # by who has registered it
             build(policy, other, **arguments)
