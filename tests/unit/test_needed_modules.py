@@ -17,6 +17,7 @@ import cloudpickle
 import gymnasium
 import numpy
 import pytest
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from envmgr import pickles
 from envmgr.config.env_factories import env_factories
@@ -112,6 +113,15 @@ def test_a_module_in_another_that_is_a_partial(modules: Modules) -> None:
     inner = cloudpickle.loads(cloudpickle.dumps(partial(gymnasium.make, "CartPole-v1")))
     names = found_for(partial(inner, render_mode=None))
     assert names == ("gymnasium.envs.registration", "gymnasium.envs.classic_control.cartpole")
+
+
+def test_objects_that_answer_oddly_name_nothing() -> None:
+    def odd() -> None: ...
+
+    odd.__module__ = []  # type: ignore[assignment]
+    named = NamedModules()
+    named.note(odd)
+    assert not named.names
 
 
 def test_what_a_child_of_spawn_has_as_its_script_is_not_read(
@@ -260,6 +270,9 @@ def test_what_a_config_says_of_an_env(modules: Modules) -> None:
     names = found_for(by_id)
     assert "gymnasium.envs.classic_control.cartpole" in names
     assert "lib_a" not in names, "arguments of an env name no modules"
+    around = WrapperSpec("Around", "lib_b:Around", None)
+    spec = EnvSpec("Mine-v0", entry_point="lib_a:Env", additional_wrappers=(around,))
+    assert set(found_for(partial(gymnasium.make, spec))) >= {"lib_a", "lib_b"}, "no id is known"
     thing = SimpleNamespace(entry_point="lib_a:x", path="lib_a.x")
     assert found_for(partial(print, thing)) == ()
     wrapper = {"path": "gymnasium.wrappers.TimeLimit", "kwargs": {"max_episode_steps": 3}}

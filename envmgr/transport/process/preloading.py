@@ -115,16 +115,15 @@ class Preloading:
             self._proven += tuple(new)
             self._wanted = tuple(name for name in self._wanted if name not in new)
 
-    def begin(self, template: TemplateServer) -> None:
-        """Begin to import what is wanted, in a branch of the template that becomes another one."""
-        if self.opening is None:
-            self._open(template.link, self._wanted)
-
     def _is_of_template(self, link: ServerLink) -> bool:
         return self._template is not None and link.parent is self._template.link
 
     def go_on(self, first: ServerLink) -> None:
-        """Begin to import what is wanted, or again what was lost with a server that died."""
+        """Begin to import what is wanted, or again what was lost with a server that died.
+
+        Args:
+            first: the manager's server; or its template, of which a branch becomes another one.
+        """
         if self.opening is None:
             there = self._template.modules if self._template is not None else ()
             lost = tuple(name for name in self._proven if name not in there)

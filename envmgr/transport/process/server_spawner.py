@@ -92,10 +92,7 @@ class ServerSpawner(Spawner):
             OSError: no process or fd could be had.
         """
         self._preloading.choose(named)
-        if (first := self._first_link()) is not None:
-            self._preloading.go_on(first)
-        else:
-            self._preloading.begin(self._take_template())
+        self._preloading.go_on(self._first_link() or self._take_template().link)
 
     @property
     def is_prepared(self) -> bool:
