@@ -144,7 +144,7 @@ def resolve_config(
 def _check_keys_to_allow(policy: FilePolicy) -> None:
     """Refuse to allow a key that cannot be allowed, so that no mistyped one is relied upon."""
     known = {*map(plain_key, keys_to_allow(*SECTIONS.values()))}
-    for key in policy.keys:
+    for key in map(plain_key, policy.keys):
         if key not in known:
             raise unknown_key(key, sorted(known), "what config files are allowed to set (allow)")
 

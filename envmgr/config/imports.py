@@ -36,6 +36,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from envmgr.config.allow_list import (
+    Allowed,
     allowed_by_user,
     checked_lists,
     plain_key,
@@ -62,28 +63,18 @@ _OF_CLASSES = ("gymnasium", *OWN_MODULES, *CLASS_MODULES)
 
 
 @dataclass(frozen=True)
-class FilePolicy:
-    """What a config file may do: which modules it may have imported, and what else it may say.
+class FilePolicy(Allowed):
+    """What one config file may do: what is allowed to all of them, and what its place allows.
 
     Attributes:
-        allow: allowed modules; each allows the modules below it too.
         folders: folders whose own modules are allowed.
-        keys: it may set these to anything; as `plain_key` has them.
-        variables: environment variables that it may set in workers.
     """
 
-    allow: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()
-    keys: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
 
     def allows(self, module: str) -> bool:
-        """Return whether the allow-list has a module."""
-        return _within(module, self.allow)
-
-    def allows_variable(self, name: str) -> bool:
-        """Return whether the file may set a variable to anything."""
-        return name in self.variables
+        """Return whether the list of modules has a module, or one that it is part of."""
+        return _within(module, self.imports)
 
     def admit_key(self, key: str, value: object, why: str) -> None:
         """Refuse to have a key set by the file that the list of keys does not have.
@@ -97,7 +88,7 @@ class FilePolicy:
             ConfigError: says what would allow it.
         """
         plain = plain_key(key)
-        if plain not in self.keys:
+        if plain not in map(plain_key, self.keys):
             raise ConfigError(
                 f"{key} is {show_value(value)} in a config file, {why}. "
                 f"{ways_out('allow', plain)} Or say it yourself: --set {key}=..."
@@ -118,7 +109,7 @@ class FilePolicy:
             ConfigError: says what would allow it.
             MissingDependencyError: it is of a known package that is not installed.
         """
-        if _within(module, (*self.allow, "gymnasium", *OWN_MODULES)):
+        if _within(module, (*self.imports, "gymnasium", *OWN_MODULES)):
             return
         top = module.partition(".")[0]
         for folder in self.folders:
@@ -139,11 +130,11 @@ class FilePolicy:
             ConfigError: says what would allow it.
             MissingDependencyError: it is of a known package that is not installed.
         """
-        if _within(module, (*self.allow, "gymnasium", *OWN_MODULES)):
+        if _within(module, (*self.imports, "gymnasium", *OWN_MODULES)):
             return
         known = package_of_module(module)
         if known is None:
-            raise FilePolicy(self.allow)._refusal(module, name, key)
+            raise FilePolicy(self.imports)._refusal(module, name, key)
         check_installed(known, self.folders, name, key)
 
     def admit_arguments(
@@ -193,7 +184,7 @@ class FilePolicy:
 
     def _refusal(self, module: str, name: str, key: str) -> ConfigError:
         folders = " or ".join(str(folder) for folder in self.folders)
-        allowed = ", ".join(self.allow) or "nothing"
+        allowed = ", ".join(self.imports) or "nothing"
         return ConfigError(
             f"{key} is {name!r}, which belongs to module {module!r}; a config file may not import "
             f"that (allowed: {allowed}{f', and modules found in {folders}' if folders else ''}). "
@@ -215,8 +206,8 @@ def file_policy(lists: Mapping[str, Sequence[str] | None], file: Path) -> FilePo
     allowed = checked_lists(lists) + allowed_by_user(folders[0])
     with contextlib.suppress(OSError):  # the working directory may have been removed
         folders.append(Path.cwd().resolve())
-    keys = tuple(map(plain_key, allowed.keys))
-    return FilePolicy(allowed.imports, tuple(dict.fromkeys(folders)), keys, allowed.env)
+    places = tuple(dict.fromkeys(folders))
+    return FilePolicy(allowed.imports, allowed.keys, allowed.env, folders=places)
 
 
 def import_object(

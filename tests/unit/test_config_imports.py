@@ -259,8 +259,8 @@ def test_file_policy_trusts_the_files_folder_and_the_working_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     policy = file_policy({"allow_imports": ["a.b"]}, Path("own") / "my.yaml")
-    assert policy == FilePolicy(("a.b",), (own.resolve(), tmp_path.resolve()))
-    assert file_policy({}, Path("my.yaml")) == FilePolicy((), (tmp_path.resolve(),))
+    assert policy == FilePolicy(("a.b",), folders=(own.resolve(), tmp_path.resolve()))
+    assert file_policy({}, Path("my.yaml")) == FilePolicy(folders=(tmp_path.resolve(),))
 
 
 @pytest.mark.parametrize("allow", ["my_pkg", ["a b"], [1], [""], {"a": 1}])
@@ -317,7 +317,7 @@ def test_what_cannot_be_called_is_refused(installed: Path) -> None:
 def test_import_names_of_a_file_have_to_be_listed(own: Path, installed: Path) -> None:
     write(installed, "cfgtest_kinds.py", "")
     write(own, "cfgtest_mine.py", "")
-    policy = FilePolicy(("cfgtest_kinds",), (own.resolve(),))
+    policy = FilePolicy(("cfgtest_kinds",), folders=(own.resolve(),))
     policy.admit_registering("cfgtest_kinds", "cfgtest_kinds", "manager.import_names")
     with pytest.raises(ConfigError, match=r"manager\.import_names .*--allow-import cfgtest_mine"):
         policy.admit_registering("cfgtest_mine", "cfgtest_mine", "manager.import_names")
