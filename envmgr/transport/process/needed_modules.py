@@ -29,8 +29,8 @@ from envmgr.worker.imported_modules import is_installed
 _MOST_FILES = 100
 """How many files of the user's own are read at most."""
 
-_NUMBERS = frozenset((int, float, bool))
-"""What names nothing, and factories may hold millions of."""
+_NAMELESS = frozenset((int, float, bool, bytes, tuple, list, dict, type(None)))
+"""Types of what names nothing by itself; factories may hold millions of these."""
 
 
 def listed_modules(names: Iterable[str]) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class NamedModules:
 
     def note(self, value: Any) -> None:
         """Note what an object names that is pickled: a factory, or something that it refers to."""
-        if type(value) in _NUMBERS:
+        if type(value) in _NAMELESS:
             return
         with contextlib.suppress(Exception):  # objects of others may answer anything
             for name in _named_by(value):
@@ -122,7 +122,8 @@ class NamedModules:
 
 def _named_by(value: Any) -> Iterable[Any]:
     if isinstance(value, str):
-        return _entries_in(registry.get(value) or registry.get(value.rpartition(":")[2]))
+        known = registry.get(value) or registry.get(value.rpartition(":")[2])
+        return () if known is None else _entries_in(known)
     if isinstance(value, ModuleType):
         return (value.__name__,)
     if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
