@@ -125,7 +125,7 @@ def resolve_config(
             admit(schema, in_file, whole, policy, env)
 
     check_trust(ManagerConfig)  # before its modules are imported
-    kind = kind_of({"type": "base", **as_mapping(given.get("manager"), "manager")}, policy)
+    kind = kind_of({"type": "base", **as_mapping(given.get("manager"), "manager")})
     manager_cls = ENV_MANAGER_REGISTRY.get(kind)
     preset = default_config_of(manager_cls, kind)
     manager = ManagerConfig.from_mapping(given.get("manager"), preset)
@@ -144,7 +144,7 @@ def resolve_config(
 def _check_keys_to_allow(policy: FilePolicy) -> None:
     """Refuse to allow a key that cannot be allowed, so that no mistyped one is relied upon."""
     known = {*map(plain_key, keys_to_allow(*SECTIONS.values()))}
-    for key in policy.keys:
+    for key in map(plain_key, policy.keys):
         if key not in known:
             raise unknown_key(key, sorted(known), "what config files are allowed to set (allow)")
 

@@ -6,9 +6,10 @@ processes that `multiprocessing` has started by spawn or forkserver, it is anoth
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -32,15 +33,35 @@ def names_script(pickled: bytes) -> bool:
     return b"_main__" in pickled or b"<run_path>" in pickled
 
 
-def dumps(value: Any) -> bytes:
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Shows each object that it pickles, and pickles it as ever."""
+
+    def __init__(self, file: io.BytesIO, note: Callable[[Any], None]) -> None:
+        super().__init__(file, protocol=5)
+        self._note = note
+
+    def persistent_id(self, value: Any) -> None:
+        """Show an object, and say that it is pickled by value."""
+        self._note(value)
+
+
+def dumps(value: Any, note: Callable[[Any], None] | None = None) -> bytes:
     """Return the pickle of a value, with what the script defines that it needs.
+
+    Args:
+        value: what is to be pickled.
+        note: is called with each object that the pickle is made of, down to numbers and strings.
 
     Raises:
         Exception: whatever pickling raises.
     """
     mains = [sys.modules[name] for name in _OTHER_MAINS if name in sys.modules]
     with _by_value([main for main in mains if main.__name__ in _OTHER_MAINS]):
-        return bytes(cloudpickle.dumps(value, protocol=5))
+        if note is None:
+            return bytes(cloudpickle.dumps(value, protocol=5))
+        file = io.BytesIO()
+        _Pickler(file, note).dump(value)
+        return file.getvalue()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 
 def stat_of(pid: int) -> list[str]:
@@ -16,10 +17,15 @@ def stat_of(pid: int) -> list[str]:
         return file.read().rpartition(b")")[2].decode().split()
 
 
-def status_of(pid: int) -> dict[str, str]:
+def status_of(pid: int | str) -> dict[str, str]:
     """Return what the kernel says of a process, by name; nothing if it is gone."""
+    return fields_of(f"/proc/{pid}/status")
+
+
+def fields_of(path: str | Path) -> dict[str, str]:
+    """Return what the lines `name: value` of a file say; nothing if it cannot be read."""
     try:
-        with open(f"/proc/{pid}/status") as file:
+        with open(path, errors="replace") as file:
             lines = file.read().splitlines()
     except OSError:
         return {}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from envmgr.config import EasyDict, ManagerConfig, default_manager_config, to_easydict, to_plain
 from envmgr.config.checks import check_value, nearest, show_value, text
-from envmgr.config.imports import FilePolicy, import_modules
+from envmgr.config.imports import import_modules
 from envmgr.config.schema import as_mapping, check_keys
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.types import EnvFactory
@@ -245,12 +245,11 @@ def create_env_manager(
     return manager_cls(env_fn=env_fn, cfg=to_easydict(config.to_dict()), **kwargs)
 
 
-def kind_of(cfg: Mapping[str, Any], policy: FilePolicy | None = None) -> str:
+def kind_of(cfg: Mapping[str, Any]) -> str:
     """Return the registry key that a manager section names, after importing its `import_names`.
 
     Args:
-        cfg: the section.
-        policy: what may be imported; None is everything.
+        cfg: the section. What a file may say of it has been asked before.
 
     Raises:
         ConfigError: a module cannot be imported.
@@ -260,5 +259,5 @@ def kind_of(cfg: Mapping[str, Any], policy: FilePolicy | None = None) -> str:
     names = () if names is None else names
     given = {"type": section["type"]} if "type" in section else {}
     checked = ManagerConfig(**given, import_names=names)
-    import_modules(checked.import_names, policy=policy)
+    import_modules(checked.import_names)
     return checked.type

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,19 +93,6 @@ def ways_out(list_name: str, entry: str) -> str:
         f"If you trust it, run with {LISTS[list_name].option} {entry}, pass load_config(..., "
         f"{list_name}=[{entry!r}]), or see docs/guide/configs.md for lasting ways."
     )
-
-
-def checked_prefixes(
-    allow_imports: Sequence[str] | None, where: str = "allow_imports"
-) -> tuple[str, ...]:
-    """Return an allow-list as a tuple; None is the empty one.
-
-    Raises:
-        ConfigError: it is not a list of dotted module names.
-    """
-    given = () if allow_imports is None else allow_imports
-    prefixes: tuple[str, ...] = check_value(list_of(MODULE_NAME), given, where)
-    return prefixes
 
 
 def allowed_by_user(config_folder: Path) -> Allowed:

@@ -36,9 +36,9 @@ from types import ModuleType
 from typing import Any, cast
 
 from envmgr.config.allow_list import (
+    Allowed,
     allowed_by_user,
     checked_lists,
-    checked_prefixes,
     plain_key,
     ways_out,
 )
@@ -63,28 +63,18 @@ _OF_CLASSES = ("gymnasium", *OWN_MODULES, *CLASS_MODULES)
 
 
 @dataclass(frozen=True)
-class FilePolicy:
-    """What a config file may do: which modules it may have imported, and what else it may say.
+class FilePolicy(Allowed):
+    """What one config file may do: what is allowed to all of them, and what its place allows.
 
     Attributes:
-        allow: allowed modules; each allows the modules below it too.
         folders: folders whose own modules are allowed.
-        keys: it may set these to anything; as `plain_key` has them.
-        variables: environment variables that it may set in workers.
     """
 
-    allow: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()
-    keys: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
 
     def allows(self, module: str) -> bool:
-        """Return whether the allow-list has a module."""
-        return _within(module, self.allow)
-
-    def allows_variable(self, name: str) -> bool:
-        """Return whether the file may set a variable to anything."""
-        return name in self.variables
+        """Return whether the list of modules has a module, or one that it is part of."""
+        return _within(module, self.imports)
 
     def admit_key(self, key: str, value: object, why: str) -> None:
         """Refuse to have a key set by the file that the list of keys does not have.
@@ -98,7 +88,7 @@ class FilePolicy:
             ConfigError: says what would allow it.
         """
         plain = plain_key(key)
-        if plain not in self.keys:
+        if plain not in map(plain_key, self.keys):
             raise ConfigError(
                 f"{key} is {show_value(value)} in a config file, {why}. "
                 f"{ways_out('allow', plain)} Or say it yourself: --set {key}=..."
@@ -119,7 +109,7 @@ class FilePolicy:
             ConfigError: says what would allow it.
             MissingDependencyError: it is of a known package that is not installed.
         """
-        if _within(module, (*self.allow, "gymnasium", *OWN_MODULES)):
+        if _within(module, (*self.imports, "gymnasium", *OWN_MODULES)):
             return
         top = module.partition(".")[0]
         for folder in self.folders:
@@ -140,11 +130,11 @@ class FilePolicy:
             ConfigError: says what would allow it.
             MissingDependencyError: it is of a known package that is not installed.
         """
-        if _within(module, (*self.allow, "gymnasium", *OWN_MODULES)):
+        if _within(module, (*self.imports, "gymnasium", *OWN_MODULES)):
             return
         known = package_of_module(module)
         if known is None:
-            raise FilePolicy(self.allow)._refusal(module, name, key)
+            raise FilePolicy(self.imports)._refusal(module, name, key)
         check_installed(known, self.folders, name, key)
 
     def admit_arguments(
@@ -194,7 +184,7 @@ class FilePolicy:
 
     def _refusal(self, module: str, name: str, key: str) -> ConfigError:
         folders = " or ".join(str(folder) for folder in self.folders)
-        allowed = ", ".join(self.allow) or "nothing"
+        allowed = ", ".join(self.imports) or "nothing"
         return ConfigError(
             f"{key} is {name!r}, which belongs to module {module!r}; a config file may not import "
             f"that (allowed: {allowed}{f', and modules found in {folders}' if folders else ''}). "
@@ -216,18 +206,18 @@ def file_policy(lists: Mapping[str, Sequence[str] | None], file: Path) -> FilePo
     allowed = checked_lists(lists) + allowed_by_user(folders[0])
     with contextlib.suppress(OSError):  # the working directory may have been removed
         folders.append(Path.cwd().resolve())
-    keys = tuple(map(plain_key, allowed.keys))
-    return FilePolicy(allowed.imports, tuple(dict.fromkeys(folders)), keys, allowed.env)
+    places = tuple(dict.fromkeys(folders))
+    return FilePolicy(allowed.imports, allowed.keys, allowed.env, folders=places)
 
 
 def import_object(
-    name: str, *, allow: FilePolicy | Sequence[str] | None = None, key: str = "env.entry"
+    name: str, *, allow: FilePolicy | None = None, key: str = "env.entry"
 ) -> Callable[..., Any]:
     """Return the callable that a config names.
 
     Args:
         name: `package.module:callable`, or `package.module.Name`.
-        allow: what may be imported: a policy or a list of modules; None is everything.
+        allow: what may be imported; None is everything.
         key: path of the config key, for messages.
 
     Raises:
@@ -235,14 +225,11 @@ def import_object(
             looked for, and names the nearest attribute), not callable, or its module fails.
     """
     module, attributes = _split(check_value(OBJECT_PATH, name, key))
-    policy = allow
-    if policy is not None and not isinstance(policy, FilePolicy):
-        policy = FilePolicy(checked_prefixes(policy))
-    if policy is not None:
-        policy.admit_module(module, name, key)
-    found = _walk(_import_module(module, key), attributes, name, key, policy)
-    if policy is not None:
-        policy.admit_object(found, name, key)
+    if allow is not None:
+        allow.admit_module(module, name, key)
+    found = _walk(_import_module(module, key), attributes, name, key, allow)
+    if allow is not None:
+        allow.admit_object(found, name, key)
     if not callable(found):
         raise ConfigError(
             f"{key} is {name!r}, which is a {type(found).__name__} and cannot be called. Name a "
@@ -251,18 +238,13 @@ def import_object(
     return cast("Callable[..., Any]", found)
 
 
-def import_modules(
-    names: Iterable[str], *, policy: FilePolicy | None = None, key: str = "manager.import_names"
-) -> None:
-    """Import modules for what they register; with a policy, only those that it allows for that.
+def import_modules(names: Iterable[str], *, key: str = "manager.import_names") -> None:
+    """Import modules for what they register; whether a file may name them was asked before.
 
     Raises:
-        ConfigError: a module is not allowed, not found or fails.
-        MissingDependencyError: it is of a known package that is not installed.
+        ConfigError: a module is not found or fails.
     """
     for name in names:
-        if policy is not None:
-            policy.admit_registering(name, name, key)
         _import_module(name, key)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.env.async_batch import AsyncBatchedEnv
-from envmgr.env.batched import BatchedEnv
+from envmgr.env.batched import AsyncBatchedEnv, BatchedEnv
 from envmgr.env.contract import EnvContractError
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.vector_forms import own

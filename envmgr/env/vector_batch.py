@@ -11,8 +11,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from envmgr.env.batched import BatchedEnv, First
 from envmgr.env.contract import EnvContractError, describe, env_name
 from envmgr.env.gym_spaces import convert_space
+from envmgr.env.pictures import RowPictures
 from envmgr.env.reset_arguments import ResetArguments
-from envmgr.env.row_pictures import RowPictures
 from envmgr.env.vector_forms import (
     AutoresetMode,
     check_form,

@@ -19,9 +19,16 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from envmgr.env import adapt
-from envmgr.env.async_batch import AsyncBatchedEnv
 from envmgr.env.batch_specs import Batch
-from envmgr.env.batched import BatchedEnv, BatchRow, First, firsts_of, step_results_of, step_rows
+from envmgr.env.batched import (
+    AsyncBatchedEnv,
+    BatchedEnv,
+    BatchRow,
+    First,
+    firsts_of,
+    step_results_of,
+    step_rows,
+)
 from envmgr.env.contract import ENDING_GIVEN, TERMINATED, TRUNCATED, StepResult
 from envmgr.env.vector_infos import RowInfos
 from envmgr.spaces import Array

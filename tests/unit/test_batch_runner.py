@@ -15,9 +15,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr.env import adapt
-from envmgr.env.async_batch import AsyncBatchedEnv
 from envmgr.env.batch_specs import Batch, BatchedEnvSpec, batches_of
-from envmgr.env.batched import BatchedEnv
+from envmgr.env.batched import AsyncBatchedEnv, BatchedEnv
 from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
 from envmgr.wire.arenas import arena_arrays, buffers_for, plan_placements

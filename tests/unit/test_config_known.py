@@ -187,22 +187,22 @@ def test_an_installed_package_needs_neither_list_nor_name(site: Path, policy: Fi
         build(policy, "Cfgtest/Onn-v0")
 
 
-def preload(name: str, policy: FilePolicy) -> None:
-    policy.admit_registering(name, name, "manager.preload")
+def admit_registering(name: str, policy: FilePolicy) -> None:
+    policy.admit_registering(name, name, "manager.import_names")
 
 
 def test_its_name_is_allowed_where_all_is_in_the_import(site: Path, policy: FilePolicy) -> None:
     install(site)
     check_env_id("cfgtest_known:Cfgtest/One-v0", policy)
-    preload("cfgtest_known", policy)
+    admit_registering("cfgtest_known", policy)
     assert "cfgtest_known" not in sys.modules
-    import_modules(["cfgtest_known"], policy=policy)
+    import_modules(["cfgtest_known"])
     assert "cfgtest_known" in sys.modules
-    preload("gymnasium.envs.classic_control", policy)
-    preload("envmgr.testing", policy)
+    admit_registering("gymnasium.envs.classic_control", policy)
+    admit_registering("envmgr.testing", policy)
     for name in ("cfgtest_known.more", "cfgtest"):
         with pytest.raises(ConfigError, match="may not import"):
-            preload(name, policy)
+            admit_registering(name, policy)
 
 
 def test_what_is_not_installed_is_named(policy: FilePolicy) -> None:
@@ -210,7 +210,7 @@ def test_what_is_not_installed_is_named(policy: FilePolicy) -> None:
         with pytest.raises(MissingDependencyError, match="pip install cfgtest-known"):
             build(each)
     with pytest.raises(MissingDependencyError, match=r"manager\.import_names is 'cfgtest_known'"):
-        import_modules(["cfgtest_known"], policy=policy)
+        admit_registering("cfgtest_known", policy)
     with pytest.raises(MissingDependencyError, match="pip install cfgtest-known"):
         check_env_id("cfgtest_known:Cfgtest/One-v0", policy)
 
@@ -228,7 +228,7 @@ def test_a_file_of_that_name_is_not_the_package(
     with pytest.raises(MissingDependencyError, match="not installed"):
         build(policy)
     with pytest.raises(MissingDependencyError, match="not installed"):
-        import_modules(["cfgtest_known"], policy=policy)
+        admit_registering("cfgtest_known", policy)
     assert "cfgtest_known" not in sys.modules
 
 
@@ -277,7 +277,7 @@ def test_an_editable_install_is_the_package(tmp_path: Path, site: Path, policy: 
 def test_what_the_list_has_may_come_from_anywhere(tmp_path: Path) -> None:
     put_module(tmp_path / "work")
     sys.path.insert(0, str(tmp_path / "work"))
-    assert build(FilePolicy(("cfgtest_known",), (tmp_path / "work",))) == "Env"
+    assert build(FilePolicy(("cfgtest_known",), folders=(tmp_path / "work",))) == "Env"
 
 
 def test_classes_of_envs_can_be_named_where_the_table_says_so(
@@ -311,11 +311,11 @@ def test_arguments_are_refused_where_they_can_name_code(
     with pytest.raises(ConfigError, match=refused):
         build(policy, "cfgtest_known:cfgtest-other-v0", **arguments)
     assert build(policy, render_mode="rgb_array") == "Env"
-    import_modules(["cfgtest_known"], policy=policy)
+    import_modules(["cfgtest_known"])
     for other in ("cfgtest-other-v0", "cfgtest-other", "Cfgtest-Two", "Cfgtest/One-v7"):
         with pytest.raises(ConfigError, match=refused):  # by who has registered it
             build(policy, other, **arguments)
-    assert build(FilePolicy(("cfgtest_known",), policy.folders), **arguments) == "Env"
+    assert build(FilePolicy(("cfgtest_known",), folders=policy.folders), **arguments) == "Env"
     assert build(None, **arguments) == "Env"
 
 
@@ -341,24 +341,24 @@ def test_the_variable_and_the_project_allow(
     monkeypatch.setenv("ENVMGR_ALLOW_IMPORTS", " my_a, my_b.c ,")
     project.write_text('[tool.other]\nx = 1\n[tool.envmgr]\nallow_imports = ["my_d"]\n')
     assert allowed_by_user(config) == Allowed(("my_a", "my_b.c", "my_d"))
-    assert file_policy({"allow_imports": ["my_e"]}, config / "x.yaml").allow == (
+    assert file_policy({"allow_imports": ["my_e"]}, config / "x.yaml").imports == (
         "my_e",
         "my_a",
         "my_b.c",
         "my_d",
     )
-    assert file_policy({}, Path("configs") / "x.yaml").allow == ("my_a", "my_b.c", "my_d")
+    assert file_policy({}, Path("configs") / "x.yaml").imports == ("my_a", "my_b.c", "my_d")
 
 
 def test_a_project_file_beside_the_config_allows_nothing(tmp_path: Path, project: Path) -> None:
     project.write_text('[tool.envmgr]\nallow_imports = ["os"]\n')
-    assert file_policy({}, Path("run.yaml")).allow == ()  # the working directory is that folder
+    assert file_policy({}, Path("run.yaml")).imports == ()  # the working directory is that folder
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "work")
-    assert file_policy({}, link / "run.yaml").allow == ()
+    assert file_policy({}, link / "run.yaml").imports == ()
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "pyproject.toml").write_text("[tool.envmgr]\nwrong = 1\n")
-    assert file_policy({}, tmp_path / "own" / "run.yaml").allow == ("os",)
+    assert file_policy({}, tmp_path / "own" / "run.yaml").imports == ("os",)
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_only_allowed_modules_are_imported(module: str, cfg: dict[str, Any]) -> 
     with pytest.raises(ConfigError, match="spec_test_envs"):
         env_factories(cfg, 1, policy=FilePolicy())
     assert module not in sys.modules
-    assert env_factories(cfg, 1, policy=FilePolicy(allow=(module,)))
+    assert env_factories(cfg, 1, policy=FilePolicy((module,)))
 
 
 def test_the_same_seed_gives_the_same_episode_in_every_env() -> None:

@@ -1,27 +1,33 @@
-"""Which modules are found to be needed: by reading pickles and sources, never by running them."""
+"""Which modules are found to be needed: by pickling and reading sources, never by running them."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-import pickle
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import gymnasium
 import numpy
 import pytest
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
+from envmgr import pickles
 from envmgr.config.env_factories import env_factories
 from envmgr.errors import ConfigError
-from envmgr.transport.process.needed_modules import find_module, listed_modules, needed_modules
+from envmgr.transport.process.needed_modules import (
+    NamedModules,
+    find_module,
+    installed_among,
+    listed_modules,
+)
 from envmgr.worker import imported_modules
 
 
@@ -57,35 +63,78 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules
         del sys.modules[name]
 
 
-def refer_to(module: str, name: str = "Env") -> bytes:
-    """Return the pickle of something that a module has, which is not there when it is pickled."""
-    return b"\x80\x04" + b"c" + f"{module}\n{name}\n".encode() + b")R."
+@pytest.fixture
+def loaded(modules: Modules) -> Any:
+    """A module that the trainer has run, with a class and a function."""
+    module: Any = ModuleType("lib_a")
+    module.__spec__ = find_spec_of(modules.installed, "lib_a")
+    module.Env = type("Env", (), {"__module__": "lib_a"})
+    module.make = lambda *args: None
+    module.make.__module__, module.make.__qualname__ = "lib_a", "make"
+    sys.modules["lib_a"] = module
+    return module
 
 
-def found(data: bytes) -> tuple[str, ...]:
+def found_through(module: str) -> tuple[str, ...]:
+    """Return what is found where a factory names a module."""
+    return found_among([module])
+
+
+def found_among(names: Iterable[str]) -> tuple[str, ...]:
     before = set(sys.modules)
-    names = needed_modules([data])
+    found = installed_among(names)
     assert {name for name in sys.modules if name.startswith(("lib_", "mine"))} <= before
-    return names
+    return found
 
 
 def found_for(factory: Callable[[], Any]) -> tuple[str, ...]:
-    return found(cloudpickle.dumps(factory))
+    named = NamedModules()
+    assert pickles.dumps(factory, named.note) == pickles.dumps(factory)
+    return found_among(named.names)
 
 
-def test_what_a_pickle_names(modules: Modules) -> None:
-    assert found(refer_to("lib_a")) == ("lib_a",)
-    assert found(refer_to("lib_c.part")) == ("lib_c.part",)
-    assert found(refer_to("lib_none")) == ()
-    assert found(refer_to("collections")) == (), "the standard library is not worth it"
-    assert found(b"no pickle at all") == ()
-    assert needed_modules([]) == ()
+def test_what_a_module_is(modules: Modules) -> None:
+    assert found_through("lib_a") == ("lib_a",)
+    assert found_through("lib_c.part") == ("lib_c.part",)
+    assert found_through("lib_none") == ()
+    assert found_through("collections") == (), "the standard library is not worth it"
+    assert found_through("__main__") == ()
+    assert found_among([]) == ()
+
+
+def test_what_is_pickled_by_name(loaded: Any) -> None:
+    for factory in (loaded.Env, loaded.make, partial(loaded.make, 3), loaded.Env().__init__):
+        assert found_for(factory) == ("lib_a",)
+    assert found_for(partial(print, {"the": [loaded.Env()]})) == ("lib_a",)
+    assert found_for(partial(print, "lib_a", b"lib_a", {"lib_b": "lib_c"})) == ()
 
 
 def test_a_module_in_another_that_is_a_partial(modules: Modules) -> None:
     inner = cloudpickle.loads(cloudpickle.dumps(partial(gymnasium.make, "CartPole-v1")))
     names = found_for(partial(inner, render_mode=None))
     assert names == ("gymnasium.envs.registration", "gymnasium.envs.classic_control.cartpole")
+
+
+def test_objects_that_answer_oddly_name_nothing() -> None:
+    def odd() -> None: ...
+
+    odd.__module__ = []  # type: ignore[assignment]
+    named = NamedModules()
+    named.note(odd)
+    assert not named.names
+
+
+def test_what_a_child_of_spawn_has_as_its_script_is_not_read(
+    modules: Modules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is pickled by value, and imports what the trainer needs."""
+    modules.write(modules.own, "train", "import lib_a")
+    script = ModuleType("__mp_main__")
+    script.__spec__ = find_spec_of(modules.own, "train")
+    monkeypatch.setitem(sys.modules, "__mp_main__", script)
+    env = type("Env", (), {"__module__": "__mp_main__", "library": numpy})
+    monkeypatch.setattr(script, "Env", env, raising=False)
+    assert found_for(env) == ("numpy",)
 
 
 def test_functions_of_the_script_bring_the_modules_that_they_use(modules: Modules) -> None:
@@ -108,6 +157,11 @@ def test_functions_of_the_script_bring_the_modules_that_they_use(modules: Module
     make.__module__ = inner.__module__ = "__main__"
     names = found_for(make)
     assert set(names) == {"numpy", "lib_a", "lib_b", "lib_c", "lib_c.part"}
+
+
+def test_functions_that_travel_by_value_do_not_bring_what_else_their_module_imports() -> None:
+    assert found_for(lambda: sys) == ()
+    assert found_for(lambda: numpy) == ("numpy",)
 
 
 def test_a_class_of_the_script(modules: Modules) -> None:
@@ -150,7 +204,7 @@ def test_sources_of_the_users_own_modules_are_read(modules: Modules) -> None:
     modules.write(modules.own, "mine.__init__", "import mine.envs.one, lib_f")
     modules.write(modules.own, "mine.envs.__init__")
     modules.install("lib_e", "lib_f", "lib_never")
-    names = found(refer_to("mine.envs.one"))
+    names = found_through("mine.envs.one")
     assert set(names) == {*(f"lib_{x}" for x in "abcdef"), "lib_c.part"}
     assert "mine.envs.one" not in names, "it may hold what workers must not share"
 
@@ -158,7 +212,7 @@ def test_sources_of_the_users_own_modules_are_read(modules: Modules) -> None:
 @pytest.mark.parametrize("source", ["import (", "\0", "# coding: nonsense\n", "from .... import a"])
 def test_sources_that_cannot_be_read_name_nothing(modules: Modules, source: str) -> None:
     modules.write(modules.own, "mine", source)
-    assert found(refer_to("mine")) == ()
+    assert found_through("mine") == ()
 
 
 @pytest.mark.parametrize(
@@ -188,15 +242,14 @@ def test_code_that_sets_variables_may_mean_them_for_what_it_imports(
             import lib_b
         """,
     )
-    assert found(refer_to("mine")) == (), "nobody knows what is set before what"
+    assert found_through("mine") == (), "nobody knows what is set before what"
     monkeypatch.setitem(sys.modules, "mine", type(sys)("mine"))
-    monkeypatch.setattr(sys.modules["mine"], "__spec__", find_spec_of(modules, "mine"))
-    assert found(refer_to("mine")) == ("lib_b",), "what the module itself sets is set here, too"
+    monkeypatch.setattr(sys.modules["mine"], "__spec__", find_spec_of(modules.own, "mine"))
+    assert found_through("mine") == ("lib_b",), "what the module itself sets is set here, too"
 
 
-def find_spec_of(modules: Modules, name: str) -> Any:
-    file = modules.own / f"{name}.py"
-    return importlib.util.spec_from_file_location(name, file)
+def find_spec_of(folder: Path, name: str) -> Any:
+    return importlib.util.spec_from_file_location(name, folder / f"{name}.py")
 
 
 def test_functions_of_the_script_that_set_variables(modules: Modules) -> None:
@@ -217,8 +270,11 @@ def test_what_a_config_says_of_an_env(modules: Modules) -> None:
     names = found_for(by_id)
     assert "gymnasium.envs.classic_control.cartpole" in names
     assert "lib_a" not in names, "arguments of an env name no modules"
+    around = WrapperSpec("Around", "lib_b:Around", None)
+    spec = EnvSpec("Mine-v0", entry_point="lib_a:Env", additional_wrappers=(around,))
+    assert set(found_for(partial(gymnasium.make, spec))) >= {"lib_a", "lib_b"}, "no id is known"
     thing = SimpleNamespace(entry_point="lib_a:x", path="lib_a.x")
-    assert found(pickle.dumps(thing)) == ()
+    assert found_for(partial(print, thing)) == ()
     wrapper = {"path": "gymnasium.wrappers.TimeLimit", "kwargs": {"max_episode_steps": 3}}
     section = {"entry": "envmgr.testing:FaultyEnv", "wrappers": [wrapper]}
     names = found_for(env_factories(section, 1)[0])

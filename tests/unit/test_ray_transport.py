@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -200,6 +201,18 @@ def test_workers_of_an_actor(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> N
         assert [bool(t.info.get("abnormal")) for t in timesteps.values()] == [True, True]
         assert sorted(ready_ids(manager, 2)) == [0, 1]
         assert manager.stats()["failures"] == 3, "two of them were one death, and charged once"
+
+
+def test_what_factories_name_is_imported_once_in_an_actor(
+    ray: FakeRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, "envmgr"),
+        manager_of(2, num_workers=1, ray={"isolation": "process"}) as manager,
+    ):
+        assert sorted(ready_ids(manager, 2)) == [0, 1]
+    [text] = [r.getMessage() for r in caplog.records if "preloaded" in r.getMessage()]
+    assert "gymnasium" in text, "the module of the envs imports it"
 
 
 # -- what is refused ------------------------------------------------------------------------------

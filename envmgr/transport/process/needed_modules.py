@@ -1,9 +1,9 @@
 """Which modules envs need, found without running any of their code.
 
-The pickles of the factories name modules; those of the user's own are read for import statements,
-as far as they lead to modules of installed distributions, which are what is found. Modules that the
-pickles merely mention in a string count only if it is an id that gymnasium knows, or what a config
-says of an env: so a config file can name nothing here that it may not name elsewhere.
+What is pickled of the factories names modules; those of the user's own are read for import
+statements, as far as they lead to modules of installed distributions, which are what is found. A
+string counts only if it is an id that gymnasium knows, or what a config says of an env: so a config
+file can name nothing here that it may not name elsewhere.
 """
 
 from __future__ import annotations
@@ -12,40 +12,25 @@ import ast
 import contextlib
 import dis
 import importlib.util
-import io
-import pickle
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from gymnasium.envs.registration import registry
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, registry
 
+from envmgr import pickles
+from envmgr.config.env_factories import ConfiguredEnv, ConfiguredWrapper
 from envmgr.errors import ConfigError
 from envmgr.worker.imported_modules import is_installed
 
 _MOST_FILES = 100
 """How many files of the user's own are read at most."""
 
-_MOST_NOTES = 20_000
-"""How many objects of a pickle are looked at at most, and items of each container."""
-
-_ENTRIES = ("envmgr.config.env_factories", "gymnasium.envs.registration")
-"""Modules whose objects hold strings that name modules."""
-
-
-def needed_modules(pickles: Iterable[bytes]) -> tuple[str, ...]:
-    """Return the modules of installed distributions that pickled factories need.
-
-    Args:
-        pickles: by cloudpickle; never unpickled here.
-    """
-    reader = _Reader()
-    for data in pickles:
-        reader.read(data)
-    return installed_among(reader.modules)
+_NAMELESS = frozenset((int, float, bool, bytes, tuple, list, dict, type(None)))
+"""Types of what names nothing by itself; factories may hold millions of these."""
 
 
 def listed_modules(names: Iterable[str]) -> tuple[str, ...]:
@@ -112,149 +97,75 @@ def find_module(name: str) -> ModuleSpec | None:
     return spec
 
 
-# -- pickles --------------------------------------------------------------------------------------
+# -- what is pickled ------------------------------------------------------------------------------
 
 
-class _Enough(Exception):
-    """A pickle has more objects than are worth looking at."""
-
-
-class _Reader:
-    """Collects the modules that pickles name.
+class NamedModules:
+    """Collects the modules that factories name, while these are pickled.
 
     Attributes:
-        modules: their names, in order.
+        names: of the modules, in order.
     """
 
     def __init__(self) -> None:
-        self.modules: dict[str, None] = {}
-        self._seen: dict[int, Any] = {}
+        self.names: dict[str, None] = {}
 
-    def read(self, data: bytes) -> None:
-        """Read a pickle, with a stand-in for all that it would import, make or call."""
-        self._seen.clear()
-        with contextlib.suppress(Exception):  # what cannot be read so names nothing
-            _Unpickler(data, self).load()
-
-    def name(self, module: str) -> None:
-        """Note a module."""
-        self.modules[module] = None
-
-    def note(self, value: Any, *, is_entry: bool = False) -> None:
-        """Note what a value names that an object is made of.
-
-        Args:
-            value: anything.
-            is_entry: whether strings in it name modules.
-        """
-        if isinstance(value, str):
-            self._note_string(value, is_entry)
-        elif isinstance(value, CodeType):
-            self._note_code(value)
-        elif isinstance(value, (tuple, list, set, frozenset, dict)) and id(value) not in self._seen:
-            self._seen[id(value)] = value
-            if len(self._seen) > _MOST_NOTES:
-                raise _Enough
-            for item in list(value.values() if isinstance(value, dict) else value)[:_MOST_NOTES]:
-                # What a config says of an env is not nested: its arguments are.
-                self.note(item, is_entry=is_entry and isinstance(item, str))
-
-    def _note_string(self, text: str, is_entry: bool) -> None:
-        known = registry.get(text) or registry.get(text.rpartition(":")[2])
-        if known is not None:
-            entry = known.entry_point
-            self.name(_module_in(entry) if isinstance(entry, str) else _module_of(entry))
-        elif is_entry:
-            for module in (_module_in(text), text):  # the second one, if it names nothing in it
-                self.name(module)
-
-    def _note_code(self, code: CodeType) -> None:
-        """Note the import statements of a function, and of those in it."""
-        if "environ" not in code.co_names:  # what it sets may be meant for what it imports
-            level = attributes = None
-            for instruction in dis.get_instructions(code):
-                if instruction.opname == "IMPORT_NAME" and level == 0:
-                    for name in _names_of(instruction.argval, attributes or ()):
-                        self.name(name)
-                elif instruction.opname != "EXTENDED_ARG":
-                    level, attributes = attributes, instruction.argval
-        self.note(code.co_consts)
+    def note(self, value: Any) -> None:
+        """Note what an object names that is pickled: a factory, or something that it refers to."""
+        if type(value) in _NAMELESS:
+            return
+        with contextlib.suppress(Exception):  # objects of others may answer anything
+            for name in _named_by(value):
+                if isinstance(name, str) and not name.startswith("cloudpickle."):  # which pickles
+                    self.names[name] = None
 
 
-def _module_in(entry: str) -> str:
-    module, colon, _ = entry.partition(":")
-    return module if colon else entry.rpartition(".")[0]
+def _named_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, str):
+        known = registry.get(value) or registry.get(value.rpartition(":")[2])
+        return () if known is None else _entries_in(known)
+    if isinstance(value, ModuleType):
+        return (value.__name__,)
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        return (value.__module__,) if _travels_by_name(value) else ()
+    if isinstance(value, CodeType):
+        return _imports_of_code(value)
+    if isinstance(value, (EnvSpec, WrapperSpec, ConfiguredEnv, ConfiguredWrapper)):
+        return _entries_in(value)
+    return ()
 
 
-def _module_of(entry: Any) -> str:
-    module = getattr(entry, "__module__", None)
-    return module if isinstance(module, str) else ""
+def _travels_by_name(value: Any) -> bool:
+    """Return whether a class or function is pickled as a name, and not with all that is in it."""
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value and not pickles.is_of_script(value)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Unpickles only plain values and code; everything that is named gets a stand-in."""
-
-    def __init__(self, data: bytes, reader: _Reader) -> None:
-        super().__init__(io.BytesIO(data))
-        self._reader = reader
-        self._stand_ins: dict[tuple[str, str], Any] = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Note the module, and return something that can be called, filled and given a state."""
-        known = self._stand_ins.get((module, name))
-        if known is None:
-            known = self._stand_ins[module, name] = self._stand_in(module, name)
-        return known
-
-    def _stand_in(self, module: str, name: str) -> Any:
-        if module.startswith("cloudpickle"):
-            if name == "subimport":
-                return self._reader.name
-            if name == "_builtin_type":
-                return lambda kind: CodeType if kind == "CodeType" else _StandIn.of(self._note)
-        else:
-            self._reader.name(module)
-        is_entry = module in _ENTRIES
-        return _StandIn.of(lambda value: self._reader.note(value, is_entry=is_entry))
-
-    def _note(self, value: Any) -> None:
-        self._reader.note(value)
+def _entries_in(value: Any) -> Iterator[Any]:
+    """Yield the modules that a registration, or what a config says of an env, has as strings."""
+    for name in ("entry_point", "source", "module", "path"):
+        entry = getattr(value, name, None)
+        if isinstance(entry, str):
+            module, colon, _ = entry.partition(":")
+            yield module
+            if not colon:
+                yield module.rpartition(".")[0]
+        elif callable(entry):
+            yield getattr(entry, "__module__", None)
 
 
-class _StandIn(type):
-    """A class that stands for any class or function, and for all that those return."""
-
-    note: Any
-
-    @classmethod
-    def of(cls, note: Any) -> Any:
-        """Return one that passes on what it is given."""
-        return cls("StandIn", (_StandInBase,), {"note": staticmethod(note)})
-
-    def __setitem__(cls, key: Any, value: Any) -> None:
-        cls.note([value])
-
-
-class _StandInBase:
-    note: Any
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        cls.note([*args, kwargs])
-        return cls
-
-    @classmethod
-    def __setstate__(cls, state: Any) -> None:
-        cls.note(state)
-
-    @classmethod
-    def append(cls, item: Any) -> None:
-        cls.note([item])
-
-    @classmethod
-    def extend(cls, items: Any) -> None:
-        cls.note(items)
-
-    add = append
+def _imports_of_code(code: CodeType) -> Iterator[str]:
+    """Yield what the import statements of a function import; not those of functions in it."""
+    if "environ" in code.co_names:  # what it sets may be meant for what it imports
+        return
+    level = attributes = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME" and level == 0:
+            yield from _names_of(instruction.argval, attributes or ())
+        elif instruction.opname != "EXTENDED_ARG":
+            level, attributes = attributes, instruction.argval
 
 
 # -- sources --------------------------------------------------------------------------------------

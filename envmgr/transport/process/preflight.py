@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envmgr.errors import LaunchError
+from envmgr.proc import fields_of
 
 _FDS_OF_A_MANAGER = 14
 """Wake-ups, background thread, memory, bells, epolls, the server's or the workers' ends."""
@@ -117,8 +118,7 @@ def _free_of_user(total: int | None) -> Iterator[tuple[int, str]]:
 
 def _is_exempt() -> bool:
     """Whether RLIMIT_NPROC does not hold for this process."""
-    status = _text(_PROC / "self/status")
-    capabilities = int(_field(status, "CapEff") or "0", 16)
+    capabilities = int(fields_of(_PROC / "self/status").get("CapEff", "0"), 16)
     return (
         os.getuid() == 0
         or bool(capabilities >> _CAP_SYS_ADMIN & 1)
@@ -136,9 +136,9 @@ def _n_threads_of_user() -> int:
     uid, count = str(os.getuid()), 0
     for name in os.listdir(_PROC):
         if name.isdecimal():
-            status = _text(_PROC / name / "status")
-            if _field(status, "Uid").split()[:1] == [uid]:
-                count += int(_field(status, "Threads") or "1")
+            status = fields_of(_PROC / name / "status")
+            if status.get("Uid", "").split()[:1] == [uid]:
+                count += int(status.get("Threads", "1"))
     return count
 
 
@@ -157,10 +157,9 @@ def refuse_more_than_there_is(nbytes: int) -> None:
 def free_memory() -> tuple[int, str]:
     """Return the bytes that may still be allocated, and what limits them."""
     found = [(_UNLIMITED, "no limit is known")]
-    meminfo = _text(_PROC / "meminfo")
-    if available := _field(meminfo, "MemAvailable"):
-        swap = _field(meminfo, "SwapFree") or "0 kB"
-        n_kib = int(available.split()[0]) + int(swap.split()[0])
+    meminfo = fields_of(_PROC / "meminfo")
+    if available := meminfo.get("MemAvailable"):
+        n_kib = sum(int(text.split()[0]) for text in (available, meminfo.get("SwapFree", "0 kB")))
         found.append((n_kib * 1024, "MemAvailable and SwapFree of the system"))
     for folder in _cgroup_folders("memory"):
         for names in (
@@ -198,11 +197,3 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _field(text: str, name: str) -> str:
-    """Return the value in the line `name: value`; empty if there is none."""
-    for line in text.splitlines():
-        if line.startswith(f"{name}:"):
-            return line.partition(":")[2].strip()
-    return ""

@@ -16,11 +16,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from envmgr.transport.process import server
-from envmgr.transport.process.needed_modules import (
-    installed_among,
-    listed_modules,
-    needed_modules,
-)
+from envmgr.transport.process.needed_modules import installed_among, listed_modules
 from envmgr.transport.process.server_imports import Preloads
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.template_servers import NUMBERS, TemplateServer
@@ -90,14 +86,17 @@ class Preloading:
         """Whether anything may have to be imported."""
         return self._rules.modules != ()
 
-    def choose(self, pickles: Iterable[bytes]) -> None:
+    def choose(self, named: Iterable[str]) -> None:
         """Find out what to import, besides what is imported already.
+
+        Args:
+            named: the modules that the factories of envs name.
 
         Raises:
             ConfigError: a module that was asked for is not there.
         """
         listed = self._rules.modules
-        self._want(needed_modules(pickles) if listed is None else listed_modules(listed))
+        self._want(installed_among(named) if listed is None else listed_modules(listed))
 
     def _want(self, names: tuple[str, ...]) -> None:
         known = {*self._proven, *self._wanted}
@@ -116,16 +115,15 @@ class Preloading:
             self._proven += tuple(new)
             self._wanted = tuple(name for name in self._wanted if name not in new)
 
-    def begin(self, template: TemplateServer) -> None:
-        """Begin to import what is wanted, in a branch of the template that becomes another one."""
-        if self.opening is None:
-            self._open(template.link, self._wanted)
-
     def _is_of_template(self, link: ServerLink) -> bool:
         return self._template is not None and link.parent is self._template.link
 
     def go_on(self, first: ServerLink) -> None:
-        """Begin to import what is wanted, or again what was lost with a server that died."""
+        """Begin to import what is wanted, or again what was lost with a server that died.
+
+        Args:
+            first: the manager's server; or its template, of which a branch becomes another one.
+        """
         if self.opening is None:
             there = self._template.modules if self._template is not None else ()
             lost = tuple(name for name in self._proven if name not in there)

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from envmgr.proc import status_of
+
 _SETTLE_S = 0.2
 """How long something that a module has ended, such as a thread, may take to be gone."""
 
@@ -143,7 +145,7 @@ def _handlers() -> Iterator[Any]:
 
     The C library has signals of its own, for threads; they are not among these.
     """
-    status = dict(line.split(":", 1) for line in _read("/proc/self/status").splitlines())
+    status = status_of("self")
     masks = [int(status[name], 16) for name in _MASKS]
     for number in sorted(signal.valid_signals()):
         yield signal.getsignal(number)
@@ -167,12 +169,9 @@ def _fds() -> Iterator[str]:
 
 def _shared_mappings() -> Iterator[str]:
     """Yield what is mapped so that writes to it reach others."""
-    for line in _read("/proc/self/maps").splitlines():
+    with open("/proc/self/maps") as file:
+        lines = file.read().splitlines()
+    for line in lines:
         fields = line.split(None, 5)
         if fields[1].endswith("s") and "w" in fields[1]:
             yield f"{fields[5] if len(fields) > 5 else 'shared memory'} at {fields[0]}"
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()

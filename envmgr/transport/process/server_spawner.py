@@ -81,18 +81,18 @@ class ServerSpawner(Spawner):
         """Whether what envs need may have to be imported before the first worker is started."""
         return self._preloading.is_on
 
-    def preload(self, pickles: Iterable[bytes]) -> None:
+    def preload(self, named: Iterable[str]) -> None:
         """Begin to import what envs need, unless that was begun before.
+
+        Args:
+            named: the modules that their factories name.
 
         Raises:
             ConfigError: a module that was asked for is not there; nothing was started.
             OSError: no process or fd could be had.
         """
-        self._preloading.choose(pickles)
-        if (first := self._first_link()) is not None:
-            self._preloading.go_on(first)
-        else:
-            self._preloading.begin(self._take_template())
+        self._preloading.choose(named)
+        self._preloading.go_on(self._first_link() or self._take_template().link)
 
     @property
     def is_prepared(self) -> bool:

@@ -56,8 +56,11 @@ class Spawner(ABC):
         """Whether `preload` has something to do before the first worker is started."""
         return False
 
-    def preload(self, pickles: Iterable[bytes]) -> None:
-        """Begin to import once, for all workers, what pickled factories need.
+    def preload(self, named: Iterable[str]) -> None:
+        """Begin to import once, for all workers, what envs need.
+
+        Args:
+            named: the modules that their factories name.
 
         Raises:
             ConfigError: a module that was asked for is not there; nothing was started.

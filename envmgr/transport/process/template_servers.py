@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
+from envmgr.proc import status_of
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process import server
 from envmgr.transport.process.server_imports import Preloads
@@ -310,5 +311,4 @@ def _files() -> Iterable[Any]:
             yield None
         else:
             yield stat.st_dev, stat.st_ino
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:
-        yield next((line for line in file if line.startswith("Umask:")), None)
+    yield status_of("self").get("Umask")

@@ -90,10 +90,10 @@ class ProcessTransport(Transport):
         spawner = self._spawner
         if spawner.inherits_factories and not spawner.preloads:
             return
-        pickles = self._worker_setup.pickles_of(factories)  # all, before any of them is sent
+        named = self._worker_setup.modules_named_by(factories)  # pickles all, before any is sent
         if spawner.preloads:
             with contextlib.suppress(OSError):  # `start` will say so
-                self._spawner.preload(pickles)
+                self._spawner.preload(named)
 
     @property
     def is_prepared(self) -> bool:

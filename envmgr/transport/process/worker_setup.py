@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from envmgr import pickles
 from envmgr.errors import ConfigError
+from envmgr.transport.process.needed_modules import NamedModules
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import EnvToBuild, HostSpec, WorkerSettings, WorkerSetup
 from envmgr.wire.large_messages import buffer_offset
@@ -25,6 +26,7 @@ class WorkerSetupWriter:
         self._settings = settings
         self._with_factories = with_factories
         self._pickled: dict[int, tuple[Any, bytes]] = {}
+        self._named = NamedModules()
 
     def setup_of(self, spec: HostSpec, *, has_buffer: bool = False) -> WorkerSetup:
         """Return the setup of one worker.
@@ -48,20 +50,25 @@ class WorkerSetupWriter:
             tuple(envs), tuple(pickled), spec.index, settings, self._settings, buffer
         )
 
-    def pickles_of(self, factories: Sequence[EnvFactory]) -> list[bytes]:
-        """Return the pickles of factories, equal ones once.
+    def modules_named_by(self, factories: Sequence[EnvFactory]) -> tuple[str, ...]:
+        """Pickle factories, and return the modules that they name.
+
+        Those count as well that were pickled before.
 
         Raises:
             ConfigError: a factory cannot be pickled.
         """
-        setup = (EnvToBuild(i, 0, UNANSWERED, made) for i, made in enumerate(factories))
-        return list(dict.fromkeys(self._pickle(env.factory, env) for env in setup))
+        for env_id, factory in enumerate(factories):
+            self._pickle(factory, EnvToBuild(env_id, 0, UNANSWERED, factory), self._named.note)
+        return tuple(self._named.names)
 
-    def _pickle(self, value: Any, env: EnvToBuild) -> bytes:
+    def _pickle(
+        self, value: Any, env: EnvToBuild, note: Callable[[Any], None] | None = None
+    ) -> bytes:
         known = self._pickled.get(id(value))
         if known is None:
             try:
-                known = (value, pickles.dumps(value))
+                known = (value, pickles.dumps(value, note))
             except Exception as error:  # whatever a __reduce__ may raise
                 raise ConfigError(
                     f"the env_fn of env {env.env_id} ({env.factory!r}), or a space that was "

@@ -46,7 +46,7 @@ class ActorSettings(NamedTuple):
         isolated: whether each host is a worker process on the node.
         preload: modules that are imported once for all workers; None: those that envs need.
         import_s: how long one import may take.
-        pickles: the factories of all envs, from which the needed modules are found out.
+        named: the modules that the factories of all envs name.
         shared_memory: whether data of fixed layout goes through the actor's copy of the block.
     """
 
@@ -54,7 +54,7 @@ class ActorSettings(NamedTuple):
     isolated: bool
     preload: tuple[str, ...] | None
     import_s: float
-    pickles: tuple[bytes, ...]
+    named: tuple[str, ...]
     shared_memory: bool
 
 
@@ -293,7 +293,7 @@ class WorkerHosts:
             as_arrival=_as_it_is,
         )
         self._requests: deque[ActorRequest] = deque()
-        self._pickles: tuple[bytes, ...] = settings.pickles if self._spawner.preloads else ()
+        self._named = settings.named
         self._hosts: set[int] = set()
         self._killed: set[int] = set()
         self._bells = threading.Lock()  # no host is rung while it is closed
@@ -339,8 +339,8 @@ class WorkerHosts:
             self._calls.put(host_id, HostDied(None, detail))
 
     def _preload(self) -> None:
-        if self._pickles:
-            self._spawner.preload(self._pickles)
+        if self._spawner.preloads:
+            self._spawner.preload(self._named)
             while not self._transport.is_prepared:
                 self._pass_on(0.1)
 

@@ -95,7 +95,7 @@ class RayTransport(OutboxTransport):
         self._isolated = plan.options.isolation == "process"
         self.packs_envs = not self._isolated
         self._worker_setup = WorkerSetupWriter(plan.worker, with_factories=True)
-        self._pickles: tuple[bytes, ...] = ()
+        self._named: tuple[str, ...] = ()
         self._links: dict[int, ActorLink] = {}
         self._given_up: set[int] = set()
         self._latest: tuple[Any, list[None]] = (None, [])
@@ -126,14 +126,12 @@ class RayTransport(OutboxTransport):
     # -- hosts ------------------------------------------------------------------------------
 
     def preload(self, factories: Sequence[EnvFactory]) -> None:
-        """Pickle all factories.
+        """Pickle all factories, and note which modules they name.
 
         Raises:
             ConfigError: one cannot be pickled; nothing was started.
         """
-        pickles = self._worker_setup.pickles_of(factories)
-        if self._isolated and self._plan.preload != ():
-            self._pickles = tuple(pickles)
+        self._named = self._worker_setup.modules_named_by(factories)
 
     def start(self, specs: Sequence[HostSpec]) -> None:
         """Start hosts, in new actors where there are none for them.
@@ -166,7 +164,7 @@ class RayTransport(OutboxTransport):
             self._isolated,
             plan.preload,
             plan.import_s,
-            self._pickles,
+            self._named,
             plan.shared_memory,
         )
         links = list(self._links.values())
