@@ -51,7 +51,7 @@ def execute(
     """
     resolved = resolve_config(config, set=overrides, **allowed)
     factories = factories_of(resolved, "`envmgr bench` runs them in several ways")
-    factory, env_num, manager = factories[0], len(factories), to_plain(resolved.values.manager)
+    env_num, manager = len(factories), to_plain(resolved.values.manager)
     chosen, missing = installed(_named(peers))
     try_to_write(json_file)
     shows, name = json_file != STDOUT, env_name(resolved)
@@ -60,7 +60,7 @@ def execute(
         click.echo(f"envmgr bench: {counted(env_num, 'env')} of {name}, {each}; load {load_text()}")
     with logging_to(logging.NullHandler()), doing(shows) as say:
         limits = {"seconds": seconds, "limit_s": limit_s}
-        found, errors = bench(chosen, factory, env_num, manager, laps=laps, say=say, **limits)
+        found, errors = bench(chosen, factories, manager, laps=laps, say=say, **limits)
     if shows:
         _print(found, errors, missing)
         if text := advice(found, chosen, manager):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,13 @@ from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.texts import counted
-from envmgr.tuning.measuring import Act
+from envmgr.tuning.measuring import Act, PolicyOf
 from envmgr.tuning.tune import Row, Tuned, tune
 from envmgr.tuning.yaml_edit import edited
 from envmgr.types import EnvFactory
 
-_SHOWN_UNMEASURED = 3
+_AHEAD = 1.1
+"""How much faster envs without workers have to be to be worth a sentence."""
 
 
 def execute(
@@ -108,7 +109,7 @@ def _tuned(
         )
 
 
-def _policy_of(resolved: ResolvedConfig) -> Callable[[EnvManager], Act] | None:
+def _policy_of(resolved: ResolvedConfig) -> PolicyOf | None:
     """Return what makes the policy that the config names; random actions are drawn before."""
     values = resolved.values
     if values.collect.policy == "random":
@@ -137,23 +138,21 @@ def as_figures(tuned: Tuned) -> dict[str, Any]:
     def row(one: Row) -> dict[str, Any]:
         return {
             "setting": to_plain(_finite(one.setting.as_config())),
-            "expected": one.expected,
             "measured": one.measured,
             "ratio": one.ratio,
             "spread": one.spread,
-            "right": one.right,
             "error": one.error,
+            "note": one.note,
+            "is_choice": one.is_choice,
         }
 
     return {
         "profile": tuned.profile.as_dict(),
         "worker_bytes": tuned.worker_bytes,
-        "machine": vars(tuned.machine),
         "load": load_text(),
         "now": _finite(tuned.now.as_config()),
         "best": _finite(tuned.best.as_config()),
         "changes": _finite(tuned.changes),
-        "gains": dict(tuned.gains),
         "rows": [row(one) for one in tuned.rows],
         "versions": versions(),
     }
@@ -173,47 +172,43 @@ def _print(tuned: Tuned) -> None:
         f"{'no episode ended' if length is None else f'{length:,.0f} steps per episode'}{memory}"
     )
     rows = [row for row in tuned.rows if row.measured is not None or row.error]
-    console = wide_console()
-    header = ("setting", "expected", "measured", "beside now", "spread", "model")
-    print_table(console, header, [_cells(row, tuned) for row in rows])
-    others = [row for row in tuned.rows if row not in rows][:_SHOWN_UNMEASURED]
-    if others:
-        named = "; ".join(f"{row.setting} ({_rate(row.expected)})" for row in others)
-        n_others = len(tuned.rows) - len(rows)
-        click.echo(f"not measured: {n_others} other settings, of which most is expected of {named}")
-    click.echo(_conclusion(tuned))
+    header = ("setting", "steps/s", "beside now", "spread", "")
+    print_table(wide_console(), header, [_cells(row, tuned) for row in rows])
+    if others := [str(row.setting) for row in tuned.rows if row not in rows]:
+        click.echo(f"not measured, for want of time or memory: {'; '.join(others)}")
+    if notes := dict.fromkeys(row.note for row in rows if row.note):
+        click.echo(f"num_workers: auto has become {' and '.join(notes)}")
+    click.echo(conclusion(tuned))
 
 
 def _cells(row: Row, tuned: Tuned) -> Sequence[str]:
     marks = [name for name in ("best", "now") if row.setting == getattr(tuned, name)]
     name = f"{row.setting} ({', '.join(marks)})" if marks else str(row.setting)
     if row.error:
-        return (name, _rate(row.expected), "cannot be run", "", "", row.error[:80])
+        return (name, "cannot be run", "", "", row.error[:80])
     ratio = "" if row.ratio is None else f"{row.ratio:.2f} x"
-    rates = (_rate(row.expected), _rate(row.measured))
-    return (name, *rates, ratio, f"{row.spread:.0%}", _judgement(row))
+    where = "" if row.is_choice else "in the trainer's process: not to be chosen"
+    return (name, _rate(row.measured), ratio, f"{row.spread:.0%}", where)
 
 
-def _judgement(row: Row) -> str:
-    if row.is_fitted:
-        return "fitted to this"
-    if row.right is None or row.expected is None or row.measured is None:
-        return "knows nothing of this"
-    return "right" if row.right else f"{row.expected / row.measured - 1:+.0%}"
-
-
-def _conclusion(tuned: Tuned) -> str:
-    if tuned.best == tuned.now:
-        return "The present setting is as good as any."
+def conclusion(tuned: Tuned) -> str:
+    """Return which setting is best, and by how much; and where none with workers is."""
     best, now = tuned.row_of(tuned.best), tuned.row_of(tuned.now)
     ratio = best.ratio or 0.0
-    text = (
-        f"{tuned.best}: {ratio:.2f} x as many steps as now ({_rate(best.measured)} and "
-        f"{_rate(now.measured)} per second)."
-    )
-    alone = ", ".join(f"{key} {gain:.2f} x" for key, gain in tuned.gains.items())
-    if len(tuned.gains) > 1:
-        text += f" Each change alone, as the model expects: {alone}."
+    if best is now:
+        text = "The present setting is as good as any."
+    else:
+        text = (
+            f"{tuned.best}: {ratio:.2f} x as many steps as now ({_rate(best.measured)} and "
+            f"{_rate(now.measured)} per second)."
+        )
+    for row in tuned.rows:
+        if not row.is_choice and (row.ratio or 0.0) > _AHEAD * ratio:
+            text += (
+                f" Without workers ({row.setting}) it would be {row.ratio:.2f} x; but an env that "
+                "crashes or hangs then takes the trainer with it, so that is for you to choose: "
+                f"--kinds {row.setting.kind},{tuned.now.kind}."
+            )
     return text
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envmgr.tuning.model import EnvFigures, Machine, expected_rate
 from envmgr.tuning.settings import Setting
 
 MUCH = 1.5
@@ -85,12 +84,9 @@ def _advice_to_share(usage: Usage) -> str:
         return ""
     if usage.trainer_s + usage.workers_s < _BUSY * usage.cores * usage.wall_s:
         return ""  # something else limits it: envs that wait, or other programs
-    env = EnvFigures((_KEPT * worker_s,))
-    trainer_s = _KEPT * usage.trainer_s / usage.steps
-    machine = Machine(usage.cores, batch_s=_BATCH_S, env_s=trainer_s, step_s=0.0, wake_s=0.0)
-    shared = usage.setting._replace(num_workers=usage.cores)
-    rate = usage.steps / usage.wall_s
-    factor = expected_rate(shared, usage.env_num, env, machine) / rate
+    # A batch has the trainer's part, and then that of the workers, which share the cores.
+    kept_s = _KEPT * (usage.trainer_s / usage.steps + worker_s / usage.cores)
+    factor = usage.wall_s / usage.steps / (kept_s + _BATCH_S / usage.env_num)
     if factor < MUCH:
         return ""
     return (

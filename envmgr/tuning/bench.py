@@ -20,8 +20,7 @@ Open = Callable[["Peer | None"], Any]
 
 def bench(
     peers: Sequence[Peer],
-    factory: EnvFactory,
-    env_num: int,
+    factories: Sequence[EnvFactory],
     config: Mapping[str, Any],
     *,
     laps: int,
@@ -33,8 +32,7 @@ def bench(
 
     Args:
         peers: who runs beside it.
-        factory: of the envs.
-        env_num: how many.
+        factories: of the envs; a peer has as many of the first.
         config: of envmgr's manager.
         laps: how often each is measured.
         seconds: how long each time.
@@ -43,7 +41,7 @@ def bench(
     """
 
     def opened(peer: Peer | None) -> Contestant:
-        return Contestant(peer, factory, env_num, config, limit_s)
+        return Contestant(peer, factories, config, limit_s)
 
     return contested(peers, opened, laps=laps, seconds=seconds, say=say)
 

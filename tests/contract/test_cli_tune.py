@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 
 from envmgr.cli import main
+from envmgr.cli.tune import conclusion
 from envmgr.config_file import load_config
+from envmgr.tuning.settings import Setting
+from envmgr.tuning.tune import Row, Tuned
+from envmgr.worker.profiling import Profile, Trial
 
 ENVS = """
+import os
+import sys
+
 import gymnasium
 import numpy as np
 
@@ -21,7 +28,9 @@ class Plain(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fault=None, breaks=0):
+    def __init__(self, fault=None, breaks=0, ends_trainers=False):
+        if ends_trainers and sys.argv[0].endswith("contest.py"):
+            os._exit(3)
         self.breaks = breaks
         if fault:
             raise ValueError(fault)
@@ -72,8 +81,43 @@ def test_prints_a_table_and_writes_a_config(
     assert tuned.seed == 3
     assert tuned.num_workers == found["best"]["num_workers"]
     rows = [row for row in found["rows"] if row["measured"]]
-    assert {row["setting"]["num_workers"] for row in rows} == {None, 1}
+    numbers = {row["setting"]["num_workers"] for row in rows if row["is_choice"]}
+    assert numbers == {None, 1, "auto"}
+    assert [row["setting"]["type"] for row in rows if not row["is_choice"]] == ["base"]
+    assert [row["note"][:2] for row in rows if row["setting"]["num_workers"] == "auto"] == ["1:"]
     assert found["now"]["num_workers"] is None
+
+
+@pytest.mark.timeout(180)
+def test_an_env_that_ends_the_process_it_is_in_does_not_end_the_tuning(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["tune", "c.yaml", "--seconds", "0.5", "--json", "f.json", "--kinds", "subprocess"]
+    assert main([*args, "--set", "env.kwargs={ends_trainers: true}"]) == 0
+    assert "ended with 3" in capsys.readouterr().out
+    rows = json.loads((folder / "f.json").read_text())["rows"]
+    (row,) = (row for row in rows if row["error"])
+    assert row["setting"]["type"] == "base"
+    assert row["measured"] is None
+
+
+def _row(kind: str, num_workers: int | None, ratio: float, *, is_choice: bool = True) -> Row:
+    return Row(Setting(kind, num_workers), 1e3 * ratio, ratio, 0.01, is_choice=is_choice)
+
+
+def test_envs_without_workers_are_named_where_they_are_faster_and_never_chosen() -> None:
+    def said(ratio: float) -> str:
+        rows = (_row("base", None, ratio, is_choice=False), _row("subprocess", 2, 1.5))
+        now = _row("subprocess", None, 1.0)
+        profile = Profile(Trial(1, 1.0, 0.0, 1, 1, 1.0), (1.0,), (1.0,))
+        best = Setting("subprocess", 2)
+        return conclusion(Tuned(profile, None, now.setting, best, (*rows, now), {}))
+
+    assert said(1.6) == (
+        "subprocess, 2 workers: 1.50 x as many steps as now (1,500 and 1,000 per second)."
+    )
+    assert "--kinds base,subprocess" in said(4.5)
+    assert "4.50 x" in said(4.5)
 
 
 @pytest.mark.parametrize(
