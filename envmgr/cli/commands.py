@@ -13,7 +13,7 @@ _Command = Callable[..., Any]
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        from envmgr.cli.versions import versions
+        from envmgr.cli.figures import versions
 
         found = versions()
         click.echo(f"envmgr {found['envmgr']} (Python {found['python']}; hot: {found['hot']})")

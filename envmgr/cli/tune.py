@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 import click
 
 from envmgr.cli.exits import DONE
-from envmgr.cli.figures import STDOUT, try_to_write, write_figures
+from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.prepare import env_name, factories_of, quiet_workers
-from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.progress import doing
 from envmgr.cli.texts import listed, load_text, print_table, wide_console
-from envmgr.cli.texts import seconds as as_time
-from envmgr.cli.versions import versions
 from envmgr.collect import make_policy, policy_seed
 from envmgr.config import to_plain
 from envmgr.config.yaml_text import load_yaml
@@ -24,7 +21,7 @@ from envmgr.config_file import ResolvedConfig, resolve_config
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY
-from envmgr.texts import counted
+from envmgr.texts import counted, short_time
 from envmgr.tuning.measuring import Act, PolicyOf
 from envmgr.tuning.tune import Row, Tuned, tune
 from envmgr.tuning.yaml_edit import edited
@@ -98,7 +95,7 @@ def _tuned(
             f"{seconds:g} s; load {load_text()}"
         )
     config = to_plain(resolved.values.manager)
-    with quiet_workers() as folder, logging_to(logging.NullHandler()), doing(shows) as say:
+    with quiet_workers() as folder, doing(shows) as say:
         return tune(
             {**config, "worker_log": config["worker_log"] or folder},
             factories,
@@ -166,9 +163,11 @@ def _print(tuned: Tuned) -> None:
     profile = tuned.profile.as_dict()
     length, n_bytes = profile["episode_steps"], tuned.worker_bytes
     memory = "" if n_bytes is None else f"; a worker has {n_bytes / 1e6:,.0f} MB of its own"
+    names = ("step_mean_s", "step_std_s", "reset_mean_s")
+    step, deviation, reset = (short_time(profile[name]) for name in names)
     click.echo(
-        f"a step takes {_us(profile['step_mean_s'])} (std {_us(profile['step_std_s'])}), of which "
-        f"it waits {profile['step_wait_share']:.0%}; a reset {_us(profile['reset_mean_s'])}; "
+        f"a step takes {step} (std {deviation}), of which it waits "
+        f"{profile['step_wait_share']:.0%}; a reset {reset}; "
         f"{'no episode ended' if length is None else f'{length:,.0f} steps per episode'}{memory}"
     )
     rows = [row for row in tuned.rows if row.measured is not None or row.error]
@@ -237,7 +236,3 @@ def _write(path: str, text: str) -> None:
 
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-3 else as_time(seconds)

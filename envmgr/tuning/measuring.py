@@ -118,7 +118,7 @@ def drawn_before(manager: EnvManager) -> Act:
 
 
 class Stable:
-    """Keeps courses launched while they are measured in turns.
+    """Keeps runners launched while they are measured in turns.
 
     A setting that cannot be run has the rate 0, and its error is kept.
 

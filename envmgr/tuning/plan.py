@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
+from typing import Literal
 
+from envmgr.calibrate import TYPICAL, choose
 from envmgr.tuning.settings import Setting, pair_of
 from envmgr.worker.profiling import Trial
 
@@ -24,6 +27,9 @@ def candidates(
 ) -> list[Setting]:
     """Return the settings to choose from: the present one, then those that tell most of an env.
 
+    There may not be the time for all. If `num_workers: auto` would give each env a worker of its
+    own, because they wait, such settings come first; else they and shared workers take turns.
+
     Args:
         now: the setting of the config.
         env_num: number of envs.
@@ -31,53 +37,56 @@ def candidates(
         trial: what one env does.
         kinds: registry keys to try; empty for those with workers, in the form of the present one.
     """
-    found = [now]
+    likely = choose(env_num, cores, trial, TYPICAL).num_workers
     spares = _spares(env_num, trial)
-    by_kind = [_of_kind(kind, env_num, cores, spares) for kind in kinds or pair_of(now.kind)]
-    for row in itertools.zip_longest(*by_kind):  # in turns: there may not be the time for all
-        found += [setting for setting in row if setting is not None]
-    return list(dict.fromkeys(found))
+    apart, shared = [], []
+    for kind in kinds or pair_of(now.kind):
+        plain = Setting(kind)
+        if not plain.has_workers:
+            apart.append([plain])
+        elif kind == pair_of(kind)[0]:
+            apart.append([plain, *(plain._replace(spare_env_num=n) for n in spares)])
+            shared.append([plain._replace(num_workers=n) for n in _workers(env_num, cores, likely)])
+        else:
+            each = [plain._replace(wait_num=n) for n in _waits(env_num)]
+            hidden = [each[0]._replace(spare_env_num=n) for n in spares if each]
+            apart.append([*each[:1], *hidden, *each[1:]])
+            in_few = each[:2] if cores < env_num else []
+            shared.append([one._replace(num_workers=cores) for one in in_few])
+    of_apart, of_shared = _in_turns(*apart), _in_turns(*shared)
+    found = [*of_apart, *of_shared] if likely == env_num else _in_turns(of_shared, of_apart)
+    return list(dict.fromkeys((now, *found)))
 
 
-def _of_kind(kind: str, env_num: int, cores: int, spares: Sequence[int]) -> Iterator[Setting]:
-    plain = Setting(kind)
-    if not plain.has_workers:
-        yield plain
-    elif kind == pair_of(kind)[0]:
-        yield plain
-        shared = [n for n in _workers(cores) if n < env_num]
-        hidden = [plain._replace(spare_env_num=n) for n in spares]
-        yield from (plain._replace(num_workers=n) for n in shared[:2])
-        yield from hidden[:2]
-        if env_num > 1:
-            yield plain._replace(num_workers="auto")
-        yield from (plain._replace(num_workers=n) for n in shared[2:])
-        yield from hidden[2:]
-    else:
-        shares = (0.5, 0.25, 0.75, 0.125)
-        waits = dict.fromkeys(float(max(1, round(env_num * share))) for share in shares)
-        each = [plain._replace(wait_num=n) for n in waits if n < env_num]
-        yield from each[:1]
-        if cores < env_num:
-            yield from (one._replace(num_workers=cores) for one in each[:1])
-        yield from (each[0]._replace(spare_env_num=n) for n in spares[:2] if each)
-        yield from each[1:]
+def _in_turns(*groups: Sequence[Setting]) -> list[Setting]:
+    rows = itertools.zip_longest(*groups)
+    return [one for row in rows for one in row if one is not None]
 
 
-def _workers(cores: int) -> list[int]:
-    """Return numbers of workers: one per core, one, two per core, and powers of two up to that."""
+def _workers(env_num: int, cores: int, likely: int) -> list[int | Literal["auto"]]:
+    """Return numbers of workers: the likely one, and powers of two up to two per core."""
+    if env_num == 1:
+        return []
     powers = itertools.takewhile(lambda n: n < 2 * cores, (2**k for k in itertools.count()))
-    return list(dict.fromkeys((cores, 1, 2 * cores, *powers)))
+    numbers = dict.fromkeys((likely, cores, 1, 2 * cores, *powers))
+    first, *others = (n for n in numbers if n < env_num)
+    return [first, "auto", *others]
+
+
+def _waits(env_num: int) -> list[float]:
+    """Return parts of all envs to wait for."""
+    numbers = (float(max(1, round(env_num * share))) for share in (0.5, 0.25, 0.125, 0.75))
+    return [n for n in dict.fromkeys(numbers) if n < env_num]
 
 
 def _spares(env_num: int, trial: Trial) -> list[int]:
-    """Return numbers of spares: for about as many envs as are being reset at a time, and more."""
+    """Return numbers of spares: half as many as hide all resets, and as many."""
     per_step_s = trial.reset_s_per_step
     is_cheap = trial.reset_s < _LEAST_RESET_S or per_step_s < _WORTH_HIDING * trial.step_s
     if not trial.n_episodes or is_cheap:
         return []
-    busy = max(1, round(env_num * per_step_s / (per_step_s + trial.step_s)))
-    return list(dict.fromkeys((busy, min(2 * busy, env_num), max(1, busy // 2))))
+    enough = min(math.ceil(env_num * per_step_s / trial.step_s), 2 * env_num)
+    return list(dict.fromkeys((math.ceil(enough / 2), enough)))
 
 
 def most_entrants(

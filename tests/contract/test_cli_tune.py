@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 
 from envmgr.cli import main
 from envmgr.cli.tune import conclusion
+from envmgr.config import to_plain
+from envmgr.config.env_factories import env_factories
 from envmgr.config_file import load_config
+from envmgr.tuning.contest import Contestant, ContestantError
 from envmgr.tuning.settings import Setting
 from envmgr.tuning.tune import Row, Tuned
 from envmgr.worker.profiling import Profile, Trial
@@ -28,7 +32,8 @@ class Plain(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fault=None, breaks=0, ends_trainers=False):
+    def __init__(self, fault=None, breaks=0, ends_trainers=False, hangs=False):
+        self.hangs = hangs
         if ends_trainers and sys.argv[0].endswith("contest.py"):
             os._exit(3)
         self.breaks = breaks
@@ -41,6 +46,8 @@ class Plain(gymnasium.Env):
 
     def step(self, action):
         self.n += 1
+        while self.hangs:
+            pass
         if self.breaks and self.n > self.breaks:
             raise OSError("lost")
         return np.zeros(2, np.float32), 1.0, self.n == 5, False, {}
@@ -99,6 +106,17 @@ def test_an_env_that_ends_the_process_it_is_in_does_not_end_the_tuning(
     (row,) = (row for row in rows if row["error"])
     assert row["setting"]["type"] == "base"
     assert row["measured"] is None
+
+
+@pytest.mark.timeout(120)
+def test_a_contestant_that_hangs_is_killed(folder: Path) -> None:
+    loaded = load_config(folder / "c.yaml", set=["manager.type=base", "env.kwargs.hangs=true"])
+    factories = env_factories(loaded.env, 2)
+    contestant = Contestant(None, factories, to_plain(loaded.manager), limit_s=10.0)
+    with pytest.raises(ContestantError, match="nothing came within 10 s"):
+        contestant.run(0.1)
+    assert contestant._process.returncode == -signal.SIGKILL
+    contestant.close()
 
 
 def _row(kind: str, num_workers: int | None, ratio: float, *, is_choice: bool = True) -> Row:
