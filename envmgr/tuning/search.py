@@ -48,7 +48,10 @@ class Measured(Generic[T]):
     @property
     def ratio(self) -> float:
         """How it did beside the first setting, the median; 0 if it cannot be run."""
-        return statistics.median(self.ratios.values()) if self.ratios else 0.0
+        if not self.ratios:
+            return 0.0
+        # Of logarithms, as `compare` has it: of two laps the middle is not their mean.
+        return math.exp(statistics.median(map(math.log, self.ratios.values())))
 
     @property
     def spread(self) -> float:

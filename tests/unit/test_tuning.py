@@ -225,6 +225,12 @@ def test_laps_in_which_the_machine_was_slow_count_as_the_others() -> None:
     assert (one.ratio, two.ratio, late.ratio) == pytest.approx((1.0, 1.2, 1.5), rel=0.01)
     assert one.spread == pytest.approx(0.0, abs=0.01)
     assert (one.rate, late.rate) == (100.0, 150.0)
+    first, other = (
+        Measured(setting, dict(enumerate(rates)))
+        for setting, rates in ((SYNC, (100.0, 150.0)), (ASYNC, (300.0, 200.0)))
+    )
+    compare([first, other])
+    assert first.ratio == pytest.approx(1.0), "whatever others do"
 
 
 def test_those_that_lose_are_dropped_at_once() -> None:
