@@ -73,16 +73,21 @@ def env_problems(
         seed: to reset with; envs without seeds are not asked to repeat themselves.
         forgives: a step that raises is no problem, and ends the comparison.
     """
-    problems: list[Problem] = []
-    for check in (_check_factory, _check_unused):
-        problems += check(factory)
-    if not problems:
-        first = _Trial(factory, n_steps, seed, forgives=forgives)
-        problems += first.problems
-        if not problems and first.is_seeded:
-            again = _Trial(factory, n_steps, seed, forgives=forgives)
-            problems += again.differences(first)
+    problems, first = problems_of_one(factory, n_steps=n_steps, seed=seed, forgives=forgives)
+    if not problems and first is not None and first.is_seeded:
+        problems += Trial(factory, n_steps, seed, forgives=forgives).differences(first)
     return problems
+
+
+def problems_of_one(
+    factory: Callable[[], Any], *, n_steps: int, seed: int, forgives: bool
+) -> tuple[list[Problem], Trial | None]:
+    """Return what `env_problems` finds without comparing two envs, and the one that was stepped."""
+    problems = [*_check_factory(factory), *_check_unused(factory)]
+    if problems:
+        return problems, None
+    first = Trial(factory, n_steps, seed, forgives=forgives)
+    return first.problems, first
 
 
 def _check_factory(factory: Callable[[], Any]) -> Iterator[Problem]:
@@ -110,7 +115,7 @@ def _check_unused(factory: Callable[[], Any]) -> Iterator[Problem]:
         yield Problem("close", text)
 
 
-class _Trial:
+class Trial:
     """One env, stepped with random actions.
 
     Attributes:
@@ -181,7 +186,7 @@ class _Trial:
         except Exception as error:  # the user's code
             self._note("close", f"it raised {type(error).__name__}: {error}")
 
-    def differences(self, other: _Trial) -> list[Problem]:
+    def differences(self, other: Trial) -> list[Problem]:
         """Return where this trial differs from one with the same seed."""
         pairs = zip(self.sums, other.sums, strict=False)
         place = next((k for k, (one, two) in enumerate(pairs) if one != two), None)

@@ -19,7 +19,7 @@ from envmgr.env.contract import env_name
 from envmgr.env.play import RandomPlay
 from envmgr.testing.checksums import checksum_of, reward_checksum
 from envmgr.testing.checkup.processes import Holdings, holdings
-from envmgr.testing.env_check import env_problems, seeded_run
+from envmgr.testing.env_check import problems_of_one, seeded_run
 from envmgr.worker.profiling import profile_env
 
 Factory = Callable[[], Any]
@@ -163,8 +163,11 @@ def _why_unpicklable(info: Any) -> str:
 
 
 def contract(factory: Factory, n_steps: int, seed: int) -> list[tuple[str, str]]:
-    """Return what `env_problems` finds, as pairs of kind and message."""
-    problems = env_problems(factory, n_steps=n_steps, seed=seed, forgives=True)
+    """Return what `env_problems` finds, as pairs of kind and message.
+
+    But for what two runs with the same seed have in common: `trajectory` is for that.
+    """
+    problems, _ = problems_of_one(factory, n_steps=n_steps, seed=seed, forgives=True)
     return [(problem.kind, problem.message) for problem in problems]
 
 
