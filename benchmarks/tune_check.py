@@ -1,13 +1,12 @@
-"""Does `envmgr tune` pick a good setting? Compares its choice with a search among all of the plan.
+"""Does `envmgr tune` pick a good setting? Compares its choice with a search among many more.
 
     python benchmarks/tune_check.py                      # all five envs: some ten minutes
     python benchmarks/tune_check.py --envs null          # one: two minutes
 
-For null, CartPole, busy 100 us, uneven and slow-reset envs: tunes, then measures every setting of
-the plan in paired laps, the choice and the better ones more often, and says whether the choice is
-within 10 % of the best, or within the spread of their paired ratios; and of every setting that was
-measured in tuning by how much the model was wrong. The load of the machine is printed with each: a
-busy one decides more than any setting does.
+For null, CartPole, busy 100 us, uneven and slow-reset envs: tunes, then measures every combination
+of workers, `wait_num` and spares in paired laps, the choice and the better ones more often, and
+says whether the choice is within 10 % of the best, or within the spread of their paired ratios. The
+load of the machine is printed with each: a busy one decides more than any setting does.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from typing import Any
 
 from envs import busy_loops, env_factory
 
+from envmgr.launch import usable_cores
 from envmgr.registry import ENV_MANAGER_REGISTRY, default_config_of
 from envmgr.tuning.measuring import Course, Stable
+from envmgr.tuning.plan import window_of
 from envmgr.tuning.search import Measured, search
 from envmgr.tuning.settings import Setting
-from envmgr.tuning.task import window_of
-from envmgr.tuning.tune import Tuned, tune
+from envmgr.tuning.tune import tune
 
 ENVS = ("null", "cartpole", "busy", "uneven", "slow-reset")
 GOOD = 0.9
@@ -65,18 +65,17 @@ def judged(found: Sequence[Measured[Setting]]) -> tuple[bool, str]:
     return share >= min(GOOD, 1.0 - spread), text
 
 
-def model_lines(tuned: Tuned) -> list[str]:
-    """Return what the model said of the settings that were measured, and how wrong that was."""
-    lines = []
-    for row in tuned.rows:
-        if row.expected is None or row.measured is None:
-            continue
-        error = "fitted" if row.is_fitted else f"{row.expected / row.measured - 1:+.0%}"
-        lines.append(
-            f"    model {row.expected:10,.0f}  measured {row.measured:10,.0f}  {error:>6}  "
-            f"{row.ratio or 0:5.2f} x  {row.spread:4.0%}  {row.setting}"
-        )
-    return lines
+def every_setting(env_num: int, cores: int, *, has_resets: bool) -> list[Setting]:
+    """Return all combinations that may be worth something, most of which `tune` leaves out."""
+    numbers = {1, cores, 2 * cores, *(2**k for k in range(6))}
+    workers = [None, *sorted(n for n in numbers if n < env_num)]
+    waits = sorted({max(1, round(env_num * share)) for share in (0.125, 0.25, 0.5, 0.75)})
+    spares = sorted({max(1, env_num // 4), env_num // 2 or 1, env_num, 2 * env_num})
+    plain = [Setting("subprocess"), *(Setting("async_subprocess", None, float(n)) for n in waits)]
+    found = [one._replace(num_workers=n) for one in plain for n in workers]
+    if has_resets:
+        found += [one._replace(spare_env_num=n) for one in plain for n in spares]
+    return found
 
 
 def checked(name: str, options: argparse.Namespace, say: Callable[[str], None]) -> bool:
@@ -87,22 +86,25 @@ def checked(name: str, options: argparse.Namespace, say: Callable[[str], None]) 
     began = time.monotonic()
     tuned = tune(config, factories, seconds=options.seconds)
     took_s = time.monotonic() - began
-    settings = [tuned.best, *(row.setting for row in tuned.rows if row.setting != tuned.best)]
-    window = window_of(options.search, tuned.env)
+    trial = tuned.profile.trial
+    others = every_setting(options.n, usable_cores(None), has_resets=trial.reset_s > 1e-3)
+    settings = list(dict.fromkeys((tuned.best, *others)))
+    window = window_of(options.search, trial)
     search_s = max(options.search, LEAST_LAPS * len(settings) * sum(window))
     found = exhaustive(
         settings, window, search_s, lambda setting: Course(setting, config, factories)
     )
     good, text = judged(found)
-    measured = [row for row in tuned.rows if row.right is not None]
-    n_right = sum(bool(row.right) for row in measured)
     say(
-        f"{name:<11} {'good' if good else 'BAD':<5} {tuned.best}: {text}; tuned in {took_s:.0f} s, "
-        f"the model was right for {n_right} of {len(measured)}; load {os.getloadavg()[0]:.1f} on "
-        f"{os.cpu_count()} cores"
+        f"{name:<11} {'good' if good else 'BAD':<5} {tuned.best}: {text}; tuned in {took_s:.0f} s; "
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     )
-    for line in model_lines(tuned):
-        say(line)
+    for row in tuned.rows:
+        if row.measured:
+            say(
+                f"    tune   {row.ratio or 0:5.2f} x  {row.measured:10,.0f} steps/s  "
+                f"{row.spread:4.0%}  {row.setting}  {row.note}"
+            )
     for one in sorted(found, key=lambda one: -one.ratio)[: options.top]:
         say(
             f"    search {one.ratio:5.2f} x  {one.rate:10,.0f} steps/s  {one.spread:4.0%}  "

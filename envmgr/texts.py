@@ -21,8 +21,12 @@ def number(value: Any, digits: int = 2) -> str:
     return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
 
 
-def short_time(seconds: float) -> str:
-    """Return a time as text: three digits and a unit."""
+def short_time(seconds: float | None) -> str:
+    """Return a time as text: three digits and a unit; `-` for None."""
+    if seconds is None:
+        return "-"
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     seconds = float(f"{seconds:.3g}")  # so that 0.99996 ms are 1 ms, and not 1e+03 us
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:

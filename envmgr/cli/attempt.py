@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from envmgr.cli.exits import DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.figures import versions
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, env_name, goal_of
 from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress
 from envmgr.cli.summary import Ending
 from envmgr.cli.texts import error_text, wide_console
-from envmgr.cli.versions import versions
 from envmgr.collect import Collector, Policy, make_policy, policy_seed
 from envmgr.config import to_plain
 from envmgr.config_file import ResolvedConfig

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from envmgr.cli.exits import DONE, FAILED
-from envmgr.cli.figures import STDOUT, try_to_write, write_figures
+from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.prepare import env_name, factories_of
-from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.progress import doing
 from envmgr.cli.texts import listed, load_text, print_table, wide_console
-from envmgr.cli.versions import versions
 from envmgr.config import to_plain
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
@@ -51,16 +49,16 @@ def execute(
     """
     resolved = resolve_config(config, set=overrides, **allowed)
     factories = factories_of(resolved, "`envmgr bench` runs them in several ways")
-    factory, env_num, manager = factories[0], len(factories), to_plain(resolved.values.manager)
+    env_num, manager = len(factories), to_plain(resolved.values.manager)
     chosen, missing = installed(_named(peers))
     try_to_write(json_file)
     shows, name = json_file != STDOUT, env_name(resolved)
     if shows:
         each = f"{counted(laps, 'lap')} of {seconds:g} s for each"
         click.echo(f"envmgr bench: {counted(env_num, 'env')} of {name}, {each}; load {load_text()}")
-    with logging_to(logging.NullHandler()), doing(shows) as say:
+    with doing(shows) as say:
         limits = {"seconds": seconds, "limit_s": limit_s}
-        found, errors = bench(chosen, factory, env_num, manager, laps=laps, say=say, **limits)
+        found, errors = bench(chosen, factories, manager, laps=laps, say=say, **limits)
     if shows:
         _print(found, errors, missing)
         if text := advice(found, chosen, manager):

@@ -16,7 +16,7 @@ from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, manager_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.summary import Ending
-from envmgr.cli.texts import failures_text, print_table, seconds
+from envmgr.cli.texts import failures_text, print_table
 from envmgr.collect import Collector, policy_seed
 from envmgr.config.origins import Source
 from envmgr.config_file import ResolvedConfig
@@ -24,6 +24,7 @@ from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.testing import ANY_ENV, AuditedLoop, Ledgered, LedgerReport, Saboteur, vulnerable
 from envmgr.testing.injuries import refuse_kinds
+from envmgr.texts import short_time
 from envmgr.types import EnvFactory
 
 if TYPE_CHECKING:
@@ -269,9 +270,9 @@ def _injury_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
             kind,
             f"{figures['injuries']:,}",
             f"{figures['detected']:,}",
-            *(seconds(figures["detection_s"][name]) for name in ("median", "p99", "max")),
+            *(short_time(figures["detection_s"][name]) for name in ("median", "p99", "max")),
             f"{figures['recovered']:,}",
-            *(seconds(figures["recovery_s"][name]) for name in ("median", "p99", "max")),
+            *(short_time(figures["recovery_s"][name]) for name in ("median", "p99", "max")),
         ]
         for kind, figures in summary.items()
     ]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 
 import click
 
 from envmgr.cli.exits import DONE, FAILED
-from envmgr.cli.figures import STDOUT, try_to_write, write_figures
+from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.prepare import env_name, factories_of, quiet_workers
-from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.progress import doing
 from envmgr.cli.texts import listed
-from envmgr.cli.versions import versions
 from envmgr.config.env_factories import ConfiguredEnv
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
@@ -81,11 +79,7 @@ def execute(
 def _findings(factory: EnvFactory, options: CheckOptions, shows: bool) -> list[Finding]:
     """Check an env; show each finding as it is made."""
     findings = []
-    with (
-        quiet_workers() as folder,
-        logging_to(logging.NullHandler()),
-        doing(shows) as begin,
-    ):
+    with quiet_workers() as folder, doing(shows) as begin:
         options = dataclasses.replace(options, worker_log=folder)
         for finding in check_up(factory, options, with_frames=_with_frames(factory), begin=begin):
             findings.append(finding)

@@ -13,7 +13,7 @@ _Command = Callable[..., Any]
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        from envmgr.cli.versions import versions
+        from envmgr.cli.figures import versions
 
         found = versions()
         click.echo(f"envmgr {found['envmgr']} (Python {found['python']}; hot: {found['hot']})")
@@ -328,9 +328,9 @@ def check(**options: Any) -> int:
 def tune(**options: Any) -> int:
     """Find the num_workers, wait_num, spare_env_num and kind that step the envs of CONFIG fastest.
 
-    Measures one env and what managers cost on this machine, says what it expects of each setting,
-    and measures the promising ones in turns. Prints a table, and CONFIG with the best setting in
-    it. Run it while the machine does what it will do while training.
+    Steps one env by itself, launches up to sixteen settings, and steps them in turns. Prints a
+    table, and CONFIG with the best setting in it. Run it while the machine does what it will do
+    while training.
 
     Exit codes: 0 done, 1 the env cannot be run, 2 bad input, 130 interrupted.
     """

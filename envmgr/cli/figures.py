@@ -1,13 +1,17 @@
-"""Figures of a command in a file of their own, as JSON."""
+"""Figures of a command in a file of their own, as JSON, and the versions that belong to them."""
 
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
+from envmgr import __version__
 from envmgr.errors import ConfigError
+from envmgr.hot import WHY
 
 STDOUT = "-"
 
@@ -55,3 +59,25 @@ def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
         return
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of envmgr, Python, numpy and gymnasium, and the platform.
+
+    `hot` says whether the ordinary step in C is used, and why not.
+    """
+    return {
+        "envmgr": __version__,
+        "python": platform.python_version(),
+        "numpy": _version_of("numpy"),
+        "gymnasium": _version_of("gymnasium"),
+        "platform": platform.platform(),
+        "hot": WHY,
+    }
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import tempfile
@@ -15,7 +14,7 @@ import click
 
 from envmgr.cli.exits import DONE
 from envmgr.cli.prepare import manager_of, quiet_workers
-from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.progress import doing
 from envmgr.cli.texts import paragraph
 from envmgr.config.env_factories import key_of
 from envmgr.config_file import resolve_config
@@ -51,7 +50,7 @@ def execute(env: str, env_num: int, out: str | None, allow_import: Sequence[str]
         raise ConfigError(
             f"{str(path)!r} is there already, and is not replaced. Name another file with --out."
         )
-    with logging_to(logging.NullHandler()), doing() as say:
+    with doing() as say:
         say(f"trying {env}")
         tried, failed = _tried(env, env_num, path, allow_import)
     text = config_text(env, key_of(env), env_num, str(path), tried)

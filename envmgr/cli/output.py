@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import io
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from envmgr.cli.run_lock import RunLock
 from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
 from envmgr.observing.boards import PROCESS, process_facts
 from envmgr.reporting.files import CONFIG, EPISODES, FIGURES, PAGE, SAMPLES, SUMMARY
 from envmgr.whole_files import write_whole
+
+fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl")
+
+LOCK = "run.lock"
+"""Name of the file that is there, and locked, as long as the run goes on."""
 
 RUN = "run.json"
 """Name of the file that says when a run was begun and resumed; see `envmgr.cli.resume`."""
@@ -180,3 +186,50 @@ def _reason(error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error)
     filename = getattr(error, "filename", None)
     return f"{reason} ({filename})" if filename else reason
+
+
+class RunLock:
+    """A file in the folder of a run, locked by the process that writes there.
+
+    The lock is that of the process (`lockf`): it goes with it, however it ends, and workers that
+    were forked from it do not keep it. Within one process it keeps nobody out.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._file: io.FileIO | None = None
+
+    def take(self) -> bool:
+        """Take the lock; False if another process has it.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if fcntl is None:
+            return True
+        while True:
+            file = io.FileIO(self._path, "a")
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                return False
+            except BaseException:
+                file.close()
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
+                    self._file = file
+                    return True
+            file.close()  # the one that had it removed the file meanwhile
+
+    def release(self) -> None:
+        """Remove the file and let go of it; idempotent."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self._file.close()
+            self._file = None

@@ -263,10 +263,11 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 @contextlib.contextmanager
 def doing(shows: bool = True) -> Iterator[Callable[[str], None]]:
-    """Show on terminals what is being done; yields the function that says it."""
+    """Show on terminals what is being done, and no logs; yields the function that says it."""
     console = wide_console()
-    if not shows or not sys.stdout.isatty() or console.is_dumb_terminal:
-        yield lambda text: None
-        return
-    with console.status("") as status:
-        yield lambda text: status.update(f"{text} ...")
+    with logging_to(logging.NullHandler()):
+        if not shows or not sys.stdout.isatty() or console.is_dumb_terminal:
+            yield lambda text: None
+            return
+        with console.status("") as status:
+            yield lambda text: status.update(f"{text} ...")

@@ -23,8 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from envmgr.cli.output import RUN, RunFolder
-from envmgr.cli.run_lock import RunLock
+from envmgr.cli.output import RUN, RunFolder, RunLock
 from envmgr.collect import CollectStatistics, EpisodeRecord
 from envmgr.config import to_plain
 from envmgr.config_file import ResolvedConfig, read_config_file

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from envmgr.cli.attempt import CODES, Attempt
+from envmgr.cli.figures import versions
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.loggers import Loggers
 from envmgr.cli.output import RunFolder
@@ -24,7 +25,6 @@ from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.texts import raised_by_envs
 from envmgr.cli.usage import UsageMeter
-from envmgr.cli.versions import versions
 from envmgr.collect import Collector
 from envmgr.config import to_plain
 from envmgr.config.origins import Source

@@ -140,13 +140,6 @@ def load_text() -> str:
     return f"{busy} on {os.cpu_count()} cores"
 
 
-def seconds(value: float | None) -> str:
-    """Return a time as `3.2 ms` or `1.50 s`; `-` for None."""
-    if value is None:
-        return "-"
-    return f"{value * 1e3:,.1f} ms" if value < 1.0 else f"{value:,.2f} s"
-
-
 def listed(text: str) -> tuple[str, ...]:
     """Return the words of a text that are separated by commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from envmgr.cli.exits import DONE
-from envmgr.cli.figures import STDOUT, try_to_write, write_figures
+from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.prepare import env_name, factories_of, quiet_workers
-from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.progress import doing
 from envmgr.cli.texts import listed, load_text, print_table, wide_console
-from envmgr.cli.texts import seconds as as_time
-from envmgr.cli.versions import versions
 from envmgr.collect import make_policy, policy_seed
 from envmgr.config import to_plain
 from envmgr.config.yaml_text import load_yaml
@@ -24,13 +21,14 @@ from envmgr.config_file import ResolvedConfig, resolve_config
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY
-from envmgr.texts import counted
-from envmgr.tuning.measuring import Act
+from envmgr.texts import counted, short_time
+from envmgr.tuning.measuring import Act, PolicyOf
 from envmgr.tuning.tune import Row, Tuned, tune
 from envmgr.tuning.yaml_edit import edited
 from envmgr.types import EnvFactory
 
-_SHOWN_UNMEASURED = 3
+_AHEAD = 1.1
+"""How much faster envs without workers have to be to be worth a sentence."""
 
 
 def execute(
@@ -97,7 +95,7 @@ def _tuned(
             f"{seconds:g} s; load {load_text()}"
         )
     config = to_plain(resolved.values.manager)
-    with quiet_workers() as folder, logging_to(logging.NullHandler()), doing(shows) as say:
+    with quiet_workers() as folder, doing(shows) as say:
         return tune(
             {**config, "worker_log": config["worker_log"] or folder},
             factories,
@@ -108,7 +106,7 @@ def _tuned(
         )
 
 
-def _policy_of(resolved: ResolvedConfig) -> Callable[[EnvManager], Act] | None:
+def _policy_of(resolved: ResolvedConfig) -> PolicyOf | None:
     """Return what makes the policy that the config names; random actions are drawn before."""
     values = resolved.values
     if values.collect.policy == "random":
@@ -137,23 +135,21 @@ def as_figures(tuned: Tuned) -> dict[str, Any]:
     def row(one: Row) -> dict[str, Any]:
         return {
             "setting": to_plain(_finite(one.setting.as_config())),
-            "expected": one.expected,
             "measured": one.measured,
             "ratio": one.ratio,
             "spread": one.spread,
-            "right": one.right,
             "error": one.error,
+            "note": one.note,
+            "is_choice": one.is_choice,
         }
 
     return {
         "profile": tuned.profile.as_dict(),
         "worker_bytes": tuned.worker_bytes,
-        "machine": vars(tuned.machine),
         "load": load_text(),
         "now": _finite(tuned.now.as_config()),
         "best": _finite(tuned.best.as_config()),
         "changes": _finite(tuned.changes),
-        "gains": dict(tuned.gains),
         "rows": [row(one) for one in tuned.rows],
         "versions": versions(),
     }
@@ -167,53 +163,51 @@ def _print(tuned: Tuned) -> None:
     profile = tuned.profile.as_dict()
     length, n_bytes = profile["episode_steps"], tuned.worker_bytes
     memory = "" if n_bytes is None else f"; a worker has {n_bytes / 1e6:,.0f} MB of its own"
+    names = ("step_mean_s", "step_std_s", "reset_mean_s")
+    step, deviation, reset = (short_time(profile[name]) for name in names)
     click.echo(
-        f"a step takes {_us(profile['step_mean_s'])} (std {_us(profile['step_std_s'])}), of which "
-        f"it waits {profile['step_wait_share']:.0%}; a reset {_us(profile['reset_mean_s'])}; "
+        f"a step takes {step} (std {deviation}), of which it waits "
+        f"{profile['step_wait_share']:.0%}; a reset {reset}; "
         f"{'no episode ended' if length is None else f'{length:,.0f} steps per episode'}{memory}"
     )
     rows = [row for row in tuned.rows if row.measured is not None or row.error]
-    console = wide_console()
-    header = ("setting", "expected", "measured", "beside now", "spread", "model")
-    print_table(console, header, [_cells(row, tuned) for row in rows])
-    others = [row for row in tuned.rows if row not in rows][:_SHOWN_UNMEASURED]
-    if others:
-        named = "; ".join(f"{row.setting} ({_rate(row.expected)})" for row in others)
-        n_others = len(tuned.rows) - len(rows)
-        click.echo(f"not measured: {n_others} other settings, of which most is expected of {named}")
-    click.echo(_conclusion(tuned))
+    header = ("setting", "steps/s", "beside now", "spread", "")
+    print_table(wide_console(), header, [_cells(row, tuned) for row in rows])
+    if others := [str(row.setting) for row in tuned.rows if row not in rows]:
+        click.echo(f"not measured, for want of time or memory: {'; '.join(others)}")
+    if notes := dict.fromkeys(row.note for row in rows if row.note):
+        click.echo(f"num_workers: auto has become {' and '.join(notes)}")
+    click.echo(conclusion(tuned))
 
 
 def _cells(row: Row, tuned: Tuned) -> Sequence[str]:
     marks = [name for name in ("best", "now") if row.setting == getattr(tuned, name)]
     name = f"{row.setting} ({', '.join(marks)})" if marks else str(row.setting)
     if row.error:
-        return (name, _rate(row.expected), "cannot be run", "", "", row.error[:80])
+        return (name, "cannot be run", "", "", row.error[:80])
     ratio = "" if row.ratio is None else f"{row.ratio:.2f} x"
-    rates = (_rate(row.expected), _rate(row.measured))
-    return (name, *rates, ratio, f"{row.spread:.0%}", _judgement(row))
+    where = "" if row.is_choice else "in the trainer's process: not to be chosen"
+    return (name, _rate(row.measured), ratio, f"{row.spread:.0%}", where)
 
 
-def _judgement(row: Row) -> str:
-    if row.is_fitted:
-        return "fitted to this"
-    if row.right is None or row.expected is None or row.measured is None:
-        return "knows nothing of this"
-    return "right" if row.right else f"{row.expected / row.measured - 1:+.0%}"
-
-
-def _conclusion(tuned: Tuned) -> str:
-    if tuned.best == tuned.now:
-        return "The present setting is as good as any."
+def conclusion(tuned: Tuned) -> str:
+    """Return which setting is best, and by how much; and where none with workers is."""
     best, now = tuned.row_of(tuned.best), tuned.row_of(tuned.now)
     ratio = best.ratio or 0.0
-    text = (
-        f"{tuned.best}: {ratio:.2f} x as many steps as now ({_rate(best.measured)} and "
-        f"{_rate(now.measured)} per second)."
-    )
-    alone = ", ".join(f"{key} {gain:.2f} x" for key, gain in tuned.gains.items())
-    if len(tuned.gains) > 1:
-        text += f" Each change alone, as the model expects: {alone}."
+    if best is now:
+        text = "The present setting is as good as any."
+    else:
+        text = (
+            f"{tuned.best}: {ratio:.2f} x as many steps as now ({_rate(best.measured)} and "
+            f"{_rate(now.measured)} per second)."
+        )
+    for row in tuned.rows:
+        if not row.is_choice and (row.ratio or 0.0) > _AHEAD * ratio:
+            text += (
+                f" Without workers ({row.setting}) it would be {row.ratio:.2f} x; but an env that "
+                "crashes or hangs then takes the trainer with it, so that is for you to choose: "
+                f"--kinds {row.setting.kind},{tuned.now.kind}."
+            )
     return text
 
 
@@ -242,7 +236,3 @@ def _write(path: str, text: str) -> None:
 
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-3 else as_time(seconds)

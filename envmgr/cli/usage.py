@@ -1,8 +1,13 @@
-"""What the trainer and its workers have used during a run, as the system counts it (Linux)."""
+"""What the trainer and its workers have used during a run, as the system counts it (Linux).
+
+And what that says of the number of workers, in one line at the end of `envmgr run`: nothing unless
+the figures of the run leave no other explanation (docs/decisions/0032).
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from envmgr.collect import CollectStatistics
@@ -11,6 +16,8 @@ from envmgr.launch import usable_cores
 from envmgr.manager import EnvManager
 from envmgr.proc import cpu_s_of, queued_s_of
 from envmgr.types import monotonic
+
+_KINDS = ("subprocess", "subprocess_v2", "async_subprocess", "async_subprocess_v2")
 
 
 class _Reading(NamedTuple):
@@ -39,11 +46,6 @@ class UsageMeter:
 
     def advice(self, statistics: CollectStatistics) -> str:
         """Return what would be much faster, in a sentence; empty if there is nothing to say."""
-        try:
-            from envmgr.tuning.advice import Usage, advice_of
-            from envmgr.tuning.settings import setting_of
-        except ModuleNotFoundError:  # an installation without `envmgr.tuning`
-            return ""
         began, ended = self._began, self._read(statistics)
         if began is None or ended is None or began.pids != ended.pids:
             return ""
@@ -52,7 +54,7 @@ class UsageMeter:
             name: getattr(ended, name) - getattr(began, name) for name in _Reading._fields[1:]
         }
         usage = Usage(
-            setting=setting_of(config),
+            is_plain=config.type in _KINDS and not config.spare_env_num,
             env_num=self._manager.env_num,
             n_workers=len(ended.pids),
             cores=usable_cores(None),
@@ -80,3 +82,111 @@ class UsageMeter:
 def times_of(pid: int) -> tuple[float, float]:
     """Return seconds that a process has computed, and those it was queued for a core."""
     return cpu_s_of(pid), queued_s_of(pid)
+
+
+# -- advice ---------------------------------------------------------------------------------------
+
+MUCH = 1.5
+"""How many times as fast another setting has to be to be worth a line."""
+
+LEAST_S, LEAST_STEPS = 1.0, 500
+"""What a run has to have done before its figures count."""
+
+_BUSY = 0.6
+"""The part of all cores that is in use where nothing but computing limits a run."""
+
+_IDLE = 0.2
+"""The part of a core that workers and trainer use, each, where a run waits for its envs."""
+
+_QUEUED = 0.05
+"""The part of the time for which workers may have been kept waiting for a core."""
+
+_CHEAP_S = 60e-6
+"""What a step costs a worker of its own at most where sharing is worth a line: of so little, much
+is being woken."""
+
+_KEPT = 0.6
+"""The part of what trainer and workers compute that is there still when workers are shared. It is
+less in truth: docs/benchmarks."""
+
+_BATCH_S = 20e-6
+"""What a call of `step` costs at most, whatever is in it; added to be on the safe side."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a run has used. Times in seconds, of all workers together.
+
+    Attributes:
+        is_plain: in worker processes, without spares.
+        env_num: number of envs.
+        n_workers: workers that there were.
+        cores: that may be used.
+        steps: steps taken.
+        wall_s: in so much time.
+        trainer_s: time that the trainer's process computed, all of it.
+        workers_s: time that workers computed.
+        queued_s: time that they were ready to compute and had no core.
+        policy_waits: the policy may have waited for something.
+    """
+
+    is_plain: bool
+    env_num: int
+    n_workers: int
+    cores: int
+    steps: int
+    wall_s: float
+    trainer_s: float
+    workers_s: float
+    queued_s: float
+    policy_waits: bool = False
+
+
+def advice_of(usage: Usage) -> str:
+    """Return what would be much faster, as a sentence; empty if that cannot be said safely."""
+    if not usage.is_plain or usage.wall_s < LEAST_S or usage.steps < LEAST_STEPS:
+        return ""
+    if usage.n_workers == usage.env_num > usage.cores:
+        return _advice_to_share(usage)
+    if usage.n_workers < usage.env_num:
+        return _advice_to_spread(usage)
+    return ""
+
+
+def _advice_to_share(usage: Usage) -> str:
+    """Judge workers with one env each, more than cores, that do little but wake and be woken."""
+    worker_s = usage.workers_s / usage.steps
+    if worker_s > _CHEAP_S:
+        return ""
+    if usage.trainer_s + usage.workers_s < _BUSY * usage.cores * usage.wall_s:
+        return ""  # something else limits it: envs that wait, or other programs
+    # A batch has the trainer's part, and then that of the workers, which share the cores.
+    kept_s = _KEPT * (usage.trainer_s / usage.steps + worker_s / usage.cores)
+    factor = usage.wall_s / usage.steps / (kept_s + _BATCH_S / usage.env_num)
+    if factor < MUCH:
+        return ""
+    return (
+        f"num_workers: auto would be about {factor:.1f} x as fast, or more: steps cost less than "
+        "waking a process for each"
+    )
+
+
+def _advice_to_spread(usage: Usage) -> str:
+    """Judge workers that share envs which wait: each then waits for its neighbours, too."""
+    wall_s = usage.wall_s
+    is_idle = (
+        usage.workers_s < _IDLE * usage.n_workers * wall_s
+        and usage.trainer_s < _IDLE * wall_s
+        and usage.queued_s < _QUEUED * usage.n_workers * wall_s
+    )
+    if not is_idle or usage.policy_waits:
+        return ""
+    computed_s = usage.trainer_s + usage.workers_s
+    by_cores = _BUSY * usage.cores * wall_s / max(computed_s, 1e-9)
+    factor = min(usage.env_num / usage.n_workers, by_cores)
+    if factor < MUCH:
+        return ""
+    return (
+        f"num_workers: null, a worker for each env, would be up to {factor:.1f} x as fast: steps "
+        "wait, and neighbours in a worker wait for each other"
+    )

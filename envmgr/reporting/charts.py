@@ -8,7 +8,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Any
 
-from envmgr.reporting.markup import Html, plain, seconds, tag
+from envmgr.reporting.markup import Html, plain, tag
+from envmgr.texts import short_time
 
 N_COLOURS = 8
 _PARTS = {"policy": 0, "env steps": 2, "env resets": 3, "computing": 2, "envmgr": 1, "queued": 4}
@@ -65,7 +66,7 @@ def times(title: str, series: Mapping[str, Sequence[tuple[int, float | None]]], 
     first, last = min(over), max(over)
     how["x_labels"] = list(range(first, last + 1, ceil((last - first + 1) / _MOST_LABELS)))
     how["xrange"] = (first - 0.5, last + 0.5)
-    how["value_formatter"] = lambda y: seconds(10**y)
+    how["value_formatter"] = lambda y: short_time(10**y)
     return _chart("XY", title, logs, {}, x_title=x, **how)
 
 

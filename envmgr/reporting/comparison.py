@@ -8,9 +8,9 @@ from typing import Any
 
 from envmgr.reporting.charts import shares
 from envmgr.reporting.figures import FORMAT
-from envmgr.reporting.markup import Html, folded, seconds, table, tag
+from envmgr.reporting.markup import Html, folded, table, tag
 from envmgr.reporting.page import bar_of, over_time, whole
-from envmgr.texts import number
+from envmgr.texts import number, short_time
 
 _MOST_LINES = 2000
 
@@ -59,15 +59,15 @@ def _cells(one: Mapping[str, Any]) -> list[str]:
     return [
         about["ending"] or "-",
         number(about["steps"]),
-        seconds(about["elapsed_s"]),
+        short_time(about["elapsed_s"]),
         number(about.get("steps_per_s"), 0),
         number(about["episodes"]),
         number(about.get("return", {}).get("mean")),
         number(about.get("length", {}).get("mean"), 1),
         number(one["failures"]["count"]),
         number(len(one["stragglers"]["envs"])),
-        seconds(_slowest(one, "p50")),
-        seconds(_slowest(one, "p99")),
+        short_time(_slowest(one, "p50")),
+        short_time(_slowest(one, "p99")),
         number(one["memory"]["workers_mb"], 0),
     ]
 

@@ -60,13 +60,3 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Part]]) -> Html:
 def folded(title: Part, *parts: Part) -> Html:
     """Return something of which the title alone is seen until it is clicked."""
     return tag("details", tag("summary", title), *parts)
-
-
-def seconds(value: float | None) -> str:
-    """Return a time as text; `-` for None."""
-    if value is None:
-        return "-"
-    if value >= 1.0:
-        return f"{value:,.1f} s"
-    scaled, unit = (value * 1e3, "ms") if value >= 1e-3 else (value * 1e6, "us")
-    return f"{float(f'{scaled:.3g}'):,g} {unit}"

@@ -8,9 +8,9 @@ from typing import Any
 
 from envmgr.reporting.charts import lines, shares, times
 from envmgr.reporting.figures import MATTERS_S, OF_IT_QUEUED, STRAGGLES
-from envmgr.reporting.markup import Html, Part, escaped, folded, seconds, table, tag
+from envmgr.reporting.markup import Html, Part, escaped, folded, table, tag
 from envmgr.reporting.pictures import Picture
-from envmgr.texts import how_often, number
+from envmgr.texts import how_often, number, short_time
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 """Nothing is loaded, and no script runs, whatever is in the texts that envs have written."""
@@ -95,7 +95,7 @@ def _tiles(about: Mapping[str, Any]) -> Html:
     returns = about.get("return", {})
     tiles = [
         ("steps", number(about["steps"])),
-        ("time", seconds(about["elapsed_s"])),
+        ("time", short_time(about["elapsed_s"])),
         ("steps/s", number(about.get("steps_per_s"), 0)),
         ("episodes", number(about["episodes"])),
         ("mean return", number(returns.get("mean"))),
@@ -165,7 +165,7 @@ def _time(figures: Mapping[str, Any]) -> list[Html]:
         "code, in envmgr, and waiting for actions. Estimates from what was measured."
     )
     names = list(dict.fromkeys(name for parts in spent.values() for name in parts))
-    rows = [[who, *(seconds(parts.get(name)) for name in names)] for who, parts in spent.items()]
+    rows = [[who, *(short_time(parts.get(name)) for name in names)] for who, parts in spent.items()]
     return [
         tag("p", said, class_="dim"),
         tag("div", shares("Shares", {who: bar_of(p) for who, p in spent.items()}), class_="charts"),
@@ -185,13 +185,13 @@ def _envs(figures: Mapping[str, Any]) -> list[Html]:
         )
         said = (
             f"Stragglers: {named}. Their steps take longer than those of the env in the middle, "
-            f"which take {seconds(stragglers['median_step_s'])}. Who gathers all envs waits for "
+            f"which take {short_time(stragglers['median_step_s'])}. Who gathers all envs waits for "
             "the slowest."
         )
     else:
         said = (
             f"No stragglers: no env's steps take {STRAGGLES} times as long as those of the env in "
-            f"the middle, and {seconds(MATTERS_S)} longer."
+            f"the middle, and {short_time(MATTERS_S)} longer."
         )
     charts = [
         times(
@@ -219,7 +219,7 @@ def _env_table(figures: Mapping[str, Any]) -> Html:
             number(env["length_mean"], 1),
             number(env["failures"]),
             *(
-                seconds(env.get(kind, {}).get(part))
+                short_time(env.get(kind, {}).get(part))
                 for kind in ("step", "reset")
                 for part in ("p50", "p99", "max")
             ),

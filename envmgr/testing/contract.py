@@ -23,15 +23,85 @@ import numpy as np
 
 from envmgr import errors
 from envmgr.testing.audited import AuditedLoop
-from envmgr.testing.env_check import EnvContract as EnvContract
+from envmgr.testing.env_check import env_problems
 from envmgr.testing.faulty import Fault, FaultyEnv
 from envmgr.testing.ledger_env import without_instance
-from envmgr.testing.requiring import refused as refused
-from envmgr.testing.requiring import require as require
 from envmgr.types import EnvTimestep, is_abnormal
 
 PATIENCE_S = 20.0
 """How long a suite waits for what has to happen."""
+
+
+def require(condition: object, message: str) -> None:
+    """Fail unless a condition holds.
+
+    Raises:
+        AssertionError: with the message.
+    """
+    if not condition:
+        raise AssertionError(message)
+
+
+@contextmanager
+def refused(*kinds: type[Exception]) -> Iterator[None]:
+    """Fail unless what is done inside raises one of these errors.
+
+    Raises:
+        AssertionError: nothing was raised, or something else.
+    """
+    names = " or ".join(kind.__name__ for kind in kinds)
+    try:
+        yield
+    except kinds:
+        return
+    except Exception as error:
+        raise AssertionError(f"{names} should be raised, not {type(error).__name__}") from error
+    raise AssertionError(f"{names} should be raised, and nothing was")
+
+
+class EnvContract:
+    """What managers expect of envs; see `env_problems` for all that is checked.
+
+    Attributes:
+        n_steps: random steps to take.
+        seed: to reset with.
+    """
+
+    n_steps = 50
+    seed = 0
+
+    def make_env(self) -> Any:
+        """Return a new env."""
+        raise TypeError(f"{type(self).__name__} should define make_env(self), which builds an env")
+
+    def _expect_none(self, *kinds: str) -> None:
+        problems = env_problems(self.make_env, n_steps=self.n_steps, seed=self.seed)
+        mine = [problem for problem in problems if problem.kind in kinds]
+        require(not mine, "\n".join(map(str, mine)))
+
+    def test_the_factory_builds_envs_and_can_be_sent_to_workers(self) -> None:
+        """It can be pickled, and what it returns is an env."""
+        self._expect_none("factory")
+
+    def test_the_spaces_are_there_and_can_be_laid_out(self) -> None:
+        """Also before the first reset, or after one."""
+        self._expect_none("spaces")
+
+    def test_resets_and_steps_give_what_they_should(self) -> None:
+        """In the right types."""
+        self._expect_none("reset", "step")
+
+    def test_observations_have_the_structure_and_shape_of_their_space(self) -> None:
+        """In resets and steps."""
+        self._expect_none("observation")
+
+    def test_the_same_seed_gives_the_same_trajectory(self) -> None:
+        """If the env takes seeds."""
+        self._expect_none("seed")
+
+    def test_it_can_be_closed(self) -> None:
+        """Also without a reset."""
+        self._expect_none("close")
 
 
 class _Run:

@@ -13,8 +13,7 @@ from envmgr.env.play import RandomPlay
 from envmgr.errors import EnvManagerError
 from envmgr.spaces import ValueMismatchError, codec_of, space_text
 from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
-from envmgr.testing.requiring import require
-from envmgr.types import is_abnormal
+from envmgr.types import EnvTimestep, is_abnormal
 
 KINDS = ("factory", "spaces", "reset", "observation", "step", "seed", "close")
 """What a problem may be about."""
@@ -74,16 +73,21 @@ def env_problems(
         seed: to reset with; envs without seeds are not asked to repeat themselves.
         forgives: a step that raises is no problem, and ends the comparison.
     """
-    problems: list[Problem] = []
-    for check in (_check_factory, _check_unused):
-        problems += check(factory)
-    if not problems:
-        first = _Trial(factory, n_steps, seed, forgives=forgives)
-        problems += first.problems
-        if not problems and first.is_seeded:
-            again = _Trial(factory, n_steps, seed, forgives=forgives)
-            problems += again.differences(first)
+    problems, first = problems_of_one(factory, n_steps=n_steps, seed=seed, forgives=forgives)
+    if not problems and first is not None and first.is_seeded:
+        problems += Trial(factory, n_steps, seed, forgives=forgives).differences(first)
     return problems
+
+
+def problems_of_one(
+    factory: Callable[[], Any], *, n_steps: int, seed: int, forgives: bool
+) -> tuple[list[Problem], Trial | None]:
+    """Return what `env_problems` finds without comparing two envs, and the one that was stepped."""
+    problems = [*_check_factory(factory), *_check_unused(factory)]
+    if problems:
+        return problems, None
+    first = Trial(factory, n_steps, seed, forgives=forgives)
+    return first.problems, first
 
 
 def _check_factory(factory: Callable[[], Any]) -> Iterator[Problem]:
@@ -111,7 +115,7 @@ def _check_unused(factory: Callable[[], Any]) -> Iterator[Problem]:
         yield Problem("close", text)
 
 
-class _Trial:
+class Trial:
     """One env, stepped with random actions.
 
     Attributes:
@@ -141,7 +145,7 @@ class _Trial:
 
     def _run(self, env: Any, n_steps: int, seed: int) -> None:
         self._doing = "spaces"
-        observation_space, action_space, _ = adapt.spaces_of(env)
+        observation_space = adapt.spaces_of(env)[0]
         if not codec_of(observation_space).structure.is_placed:
             self._note(
                 "spaces",
@@ -150,29 +154,16 @@ class _Trial:
                 "MultiBinary, MultiDiscrete, Text, Dict and Tuple.",
             )
         self._space, self._of_obs = observation_space, checksum_of(observation_space)
-        action_space.seed(seed)
-        self._play = play = RandomPlay(env, forgives=self._forgives)
-        self._doing = "seed"
         self.is_seeded = adapt.takes_seeds(env)
-        if self.is_seeded:
-            adapt.seed_env(env, seed, None)
-        self._reset()
-        for _ in range(n_steps):
-            self._doing = "step"
-            timestep = play.step(play.action())
-            if play.n_failed:  # the env's generators may be anywhere: nothing to compare from here
-                return
+        play = RandomPlay(env, forgives=self._forgives)
+        for timestep in seeded_run(env, play, n_steps, seed, begin=self._begin):
             if is_abnormal(timestep.info):
                 self._note("step", "it says itself that a step was abnormal (info['abnormal'])")
                 return
             self._take(timestep.obs, timestep.reward)
-            if timestep.done:
-                self._reset()
 
-    def _reset(self) -> None:
-        self._doing = "reset"
-        obs, _ = self._play.reset()
-        self._take(obs, 0.0)
+    def _begin(self, what: str) -> None:
+        self._doing = what
 
     def _take(self, obs: Any, reward: Any) -> None:
         problem = misfit(self._space, obs)
@@ -195,7 +186,7 @@ class _Trial:
         except Exception as error:  # the user's code
             self._note("close", f"it raised {type(error).__name__}: {error}")
 
-    def differences(self, other: _Trial) -> list[Problem]:
+    def differences(self, other: Trial) -> list[Problem]:
         """Return where this trial differs from one with the same seed."""
         pairs = zip(self.sums, other.sums, strict=False)
         place = next((k for k, (one, two) in enumerate(pairs) if one != two), None)
@@ -211,6 +202,44 @@ class _Trial:
         ]
 
 
+def seeded_run(
+    env: Any,
+    play: RandomPlay,
+    n_steps: int,
+    seed: int,
+    begin: Callable[[str], None] = lambda what: None,
+) -> Iterator[EnvTimestep]:
+    """Seed an env and its actions, and play; yield what resets (with the reward 0) and steps give.
+
+    It ends where a step has raised: the env's generators may be anywhere then.
+
+    Args:
+        env: as `play` has it.
+        play: takes the steps.
+        n_steps: how many; there is a reset where an episode ends.
+        seed: of env and actions.
+        begin: called with "seed", "reset" or "step" before each.
+    """
+
+    def first() -> EnvTimestep:
+        begin("reset")
+        return EnvTimestep(play.reset()[0], 0.0, False, {})
+
+    adapt.spaces_of(env)[1].seed(seed)
+    begin("seed")
+    if adapt.takes_seeds(env):
+        adapt.seed_env(env, seed, None)
+    yield first()
+    for _ in range(n_steps):
+        begin("step")
+        timestep = play.step(play.action())
+        if play.n_failed:
+            return
+        yield timestep
+        if timestep.done:
+            yield first()
+
+
 def misfit(space: Any, value: Any) -> str:
     """Return what managers say of an observation that does not fit its space; empty if it does.
 
@@ -221,48 +250,3 @@ def misfit(space: Any, value: Any) -> str:
     except ValueMismatchError as error:
         return str(error)
     return ""
-
-
-class EnvContract:
-    """What managers expect of envs; see `env_problems` for all that is checked.
-
-    Attributes:
-        n_steps: random steps to take.
-        seed: to reset with.
-    """
-
-    n_steps = 50
-    seed = 0
-
-    def make_env(self) -> Any:
-        """Return a new env."""
-        raise TypeError(f"{type(self).__name__} should define make_env(self), which builds an env")
-
-    def _expect_none(self, *kinds: str) -> None:
-        problems = env_problems(self.make_env, n_steps=self.n_steps, seed=self.seed)
-        mine = [problem for problem in problems if problem.kind in kinds]
-        require(not mine, "\n".join(map(str, mine)))
-
-    def test_the_factory_builds_envs_and_can_be_sent_to_workers(self) -> None:
-        """It can be pickled, and what it returns is an env."""
-        self._expect_none("factory")
-
-    def test_the_spaces_are_there_and_can_be_laid_out(self) -> None:
-        """Also before the first reset, or after one."""
-        self._expect_none("spaces")
-
-    def test_resets_and_steps_give_what_they_should(self) -> None:
-        """In the right types."""
-        self._expect_none("reset", "step")
-
-    def test_observations_have_the_structure_and_shape_of_their_space(self) -> None:
-        """In resets and steps."""
-        self._expect_none("observation")
-
-    def test_the_same_seed_gives_the_same_trajectory(self) -> None:
-        """If the env takes seeds."""
-        self._expect_none("seed")
-
-    def test_it_can_be_closed(self) -> None:
-        """Also without a reset."""
-        self._expect_none("close")

@@ -1,9 +1,9 @@
-"""`envmgr tune`: which setting of a config steps an env fastest on this machine.
+"""`envmgr tune` and `envmgr bench`: what steps the envs of a config fastest on this machine.
 
-`task` measures one env; `model` says what it expects of a setting, from what managers cost here;
-`plan` which settings are worth a look, `search` which of those is best, by measuring them in turns.
-`yaml_edit` writes what came of it into the config. `measuring`, `task` and `tune` run things; all
-else is pure.
+`plan` says which settings are worth measuring, `search` which of those is best, by measuring them
+in turns, and `tune` runs both. `bench` runs libraries in turns (`peers`, `loops`), each in a
+process of its own (`contest`). `measuring` has managers at work, for all of them. `yaml_edit`
+writes what came of it into the config.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envmgr.tuning.contest import Contestant, ContestantError
+from envmgr.tuning.contest import Contestant
+from envmgr.tuning.measuring import Runner, Stable
 from envmgr.tuning.peers import Peer
 from envmgr.tuning.search import Measured, compare
 from envmgr.types import EnvFactory
@@ -14,14 +16,13 @@ OURS = "envmgr"
 _AHEAD = 1.1
 """Less than this beside envmgr is noise."""
 
-Open = Callable[["Peer | None"], Any]
+Open = Callable[["Peer | None"], Runner]
 """Opens a contestant; None is envmgr."""
 
 
 def bench(
     peers: Sequence[Peer],
-    factory: EnvFactory,
-    env_num: int,
+    factories: Sequence[EnvFactory],
     config: Mapping[str, Any],
     *,
     laps: int,
@@ -33,8 +34,7 @@ def bench(
 
     Args:
         peers: who runs beside it.
-        factory: of the envs.
-        env_num: how many.
+        factories: of the envs; a peer has as many of the first.
         config: of envmgr's manager.
         laps: how often each is measured.
         seconds: how long each time.
@@ -43,7 +43,7 @@ def bench(
     """
 
     def opened(peer: Peer | None) -> Contestant:
-        return Contestant(peer, factory, env_num, config, limit_s)
+        return Contestant(peer, factories, config, limit_s)
 
     return contested(peers, opened, laps=laps, seconds=seconds, say=say)
 
@@ -57,39 +57,15 @@ def contested(
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Measured[str]], dict[str, str]]:
     """Open contestants, run them in turns, and close them; see `bench`."""
-    everyone = [Measured(OURS), *(Measured(peer.name) for peer in peers)]
-    contestants: dict[str, Any] = {}
-    errors: dict[str, str] = {}
-
-    def give_up(name: str, error: ContestantError) -> None:
-        errors[name] = str(error)
-        if name in contestants:
-            contestants.pop(name).close(grace_s=0.0)
-
-    try:
-        for peer in (None, *peers):
-            name = OURS if peer is None else peer.name
-            say(f"starting {name}")
-            try:
-                contestants[name] = opened(peer)
-            except ContestantError as error:
-                give_up(name, error)
+    by_name = {OURS: None, **{peer.name: peer for peer in peers}}
+    everyone = [Measured(name) for name in by_name]
+    with contextlib.closing(Stable(lambda name: opened(by_name[name]), say)) as stable:
         for lap in range(laps):
             for one in reversed(everyone) if lap % 2 else everyone:
-                if one.setting in contestants:
-                    say(f"lap {lap + 1} of {laps}: {one.setting}")
-                    try:
-                        one.rates[lap] = contestants[one.setting].run(seconds)
-                    except ContestantError as error:
-                        give_up(one.setting, error)
-    except BaseException:
-        for contestant in contestants.values():
-            contestant.close(grace_s=0.0)
-        raise
-    for contestant in contestants.values():
-        contestant.close()
+                if rate := stable.measure(one.setting, seconds):
+                    one.rates[lap] = rate
     compare(everyone)
-    return sorted(everyone, key=lambda one: -one.ratio), errors
+    return sorted(everyone, key=lambda one: -one.ratio), stable.errors
 
 
 def advice(found: Sequence[Measured[str]], peers: Sequence[Peer], config: Mapping[str, Any]) -> str:

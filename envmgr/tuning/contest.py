@@ -14,15 +14,15 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
 from envmgr import pickles
+from envmgr.errors import EnvManagerError
 from envmgr.tuning.loops import Loop
-from envmgr.tuning.measuring import Course
+from envmgr.tuning.measuring import Course, PolicyOf, Runner, stepped_for
 from envmgr.tuning.peers import Peer, loop_of
 from envmgr.tuning.settings import setting_of
 from envmgr.types import EnvFactory
@@ -30,7 +30,7 @@ from envmgr.types import EnvFactory
 _END_S = 10.0
 
 
-class ContestantError(RuntimeError):
+class ContestantError(EnvManagerError):
     """A contestant cannot be run; the message says why."""
 
 
@@ -39,10 +39,10 @@ class Contestant:
 
     Args:
         peer: which; None is envmgr with `config`.
-        factory: of the envs.
-        env_num: how many.
+        factories: of the envs; a peer has as many of the first.
         config: of envmgr's manager.
         limit_s: how long the start, or what goes beyond the time of a measurement, may take.
+        policy_of: of envmgr; see `Course`.
 
     Raises:
         ContestantError: it did not start.
@@ -51,13 +51,13 @@ class Contestant:
     def __init__(
         self,
         peer: Peer | None,
-        factory: EnvFactory,
-        env_num: int,
+        factories: Sequence[EnvFactory],
         config: Mapping[str, Any],
         limit_s: float,
+        policy_of: PolicyOf | None = None,
     ) -> None:
         self._limit_s = limit_s
-        packed = pickles.dumps((peer, factory, env_num, dict(config), sys.path))
+        packed = pickles.dumps((sys.path, peer, list(factories), dict(config), policy_of))
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "envmgr.tuning.contest"],
             stdin=subprocess.PIPE,
@@ -66,23 +66,22 @@ class Contestant:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
-        try:
-            self._ask(base64.b64encode(packed), limit_s)
-        except BaseException:
-            self.close(grace_s=0.0)
-            raise
+        self._ask(base64.b64encode(packed), limit_s)
 
-    def run(self, seconds: float) -> float:
-        """Step for a while and return steps per second.
+    def run(self, seconds: float, lead_s: float = 0.0) -> float:
+        """Step for some seconds, after some that do not count; return steps per second.
 
         Raises:
-            ContestantError: it failed, or has not answered in time.
+            ContestantError: it failed, or has not answered in time; its process has ended.
         """
-        return float(self._ask(repr(seconds).encode(), seconds + self._limit_s))
+        line = json.dumps((seconds, lead_s)).encode()
+        return float(self._ask(line, seconds + lead_s + self._limit_s))
 
     def close(self, grace_s: float = _END_S) -> None:
         """End the process, which has so long to close its envs; then it is killed with its own."""
         process = self._process
+        if process.stdout is None or process.stdout.closed:  # it was ended before
+            return
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
@@ -91,10 +90,16 @@ class Contestant:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.stdout.close()
 
     def _ask(self, line: bytes, limit_s: float) -> Any:
+        try:
+            return self._answer_to(line, limit_s)
+        except BaseException:
+            self.close(grace_s=0.0)
+            raise
+
+    def _answer_to(self, line: bytes, limit_s: float) -> Any:
         process = self._process
         if process.stdin is None or process.stdout is None:
             raise ContestantError("it has no pipes")
@@ -122,37 +127,41 @@ def main() -> None:
         print(json.dumps(found), file=answer, flush=True)
 
     try:
-        peer, factory, env_num, config, path = cloudpickle.loads(base64.b64decode(lines.readline()))
+        path, *what = cloudpickle.loads(base64.b64decode(lines.readline()))
         sys.path[:] = path
-        run, close = _opened(peer, factory, env_num, config)
+        runner = _opened(*what)
         say(value=None)
         for line in lines:
-            say(value=run(float(line)))
-        close()
+            say(value=runner.run(*json.loads(line)))
+        runner.close()
     except Exception as error:  # whatever a library or an env raises
         text = " ".join(str(error).split())
         say(error=f"{type(error).__name__}: {text}"[:300])
 
 
 def _opened(
-    peer: Peer | None, factory: EnvFactory, env_num: int, config: Mapping[str, Any]
-) -> tuple[Callable[[float], float], Callable[[], None]]:
+    peer: Peer | None,
+    factories: Sequence[EnvFactory],
+    config: Mapping[str, Any],
+    policy_of: PolicyOf | None,
+) -> Runner:
     if peer is None:
-        course = Course(setting_of(config), config, [factory] * env_num, changes={})
-        return course.run, course.close
-    loop = loop_of(peer, factory, env_num)
-    loop.start()
-    return lambda seconds: _rate_of(loop, seconds), loop.close
+        return Course(setting_of(config), config, factories, policy_of)
+    return _PeerCourse(loop_of(peer, factories[0], len(factories)))
 
 
-def _rate_of(loop: Loop, seconds: float) -> float:
-    steps, began = 0, time.perf_counter()
-    end = began + seconds
-    while True:
-        steps += loop.step()
-        now = time.perf_counter()
-        if now >= end:
-            return steps / max(now - began, 1e-9)
+class _PeerCourse:
+    """A peer at work; see `Runner`."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        loop.start()
+        self.close = loop.close
+
+    def run(self, seconds: float, lead_s: float = 0.0) -> float:
+        """Step for some seconds, after some that do not count; return steps per second."""
+        stepped_for(self._loop.step, lead_s)
+        return stepped_for(self._loop.step, seconds)
 
 
 if __name__ == "__main__":

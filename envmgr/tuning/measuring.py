@@ -5,19 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import gymnasium
-import numpy as np
+from typing import Any, Protocol
 
 from envmgr.env.async_env import as_blocking
-from envmgr.env.still import StillEnv
 from envmgr.errors import EnvManagerError, NothingReadyError
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import ManagerLoop
 from envmgr.registry import create_env_manager
 from envmgr.spaces import AgentSpace, has_samples
-from envmgr.tuning.model import Anchors, EnvFigures
 from envmgr.tuning.settings import Setting
 from envmgr.types import EnvFactory
 from envmgr.worker.profiling import Profile, profile_env
@@ -25,12 +20,23 @@ from envmgr.worker.profiling import Profile, profile_env
 Act = Callable[[Mapping[int, Any]], Mapping[int, Any]]
 """A policy: `{env_id: obs}` to `{env_id: action}`."""
 
+PolicyOf = Callable[[EnvManager], Act]
+"""Returns the policy for a launched manager."""
+
 _ACTIONS = 257
 """How many actions are drawn for each env before the clock runs; no power of two."""
 
 _MANY = 1_000_000
-_SAMPLE = 500
-_STAND_INS = (gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32), gymnasium.spaces.Discrete(2))
+
+
+class Runner(Protocol):
+    """What can be stepped for a while again and again."""
+
+    def run(self, seconds: float, lead_s: float = 0.0) -> float:
+        """Step for some seconds, after some that do not count; return steps per second."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 class Course:
@@ -41,7 +47,6 @@ class Course:
         config: all else of the manager's config.
         factories: of the envs.
         policy_of: returns the policy for a launched manager; None acts at random, at no cost.
-        changes: keys to set in place of the setting's.
 
     Attributes:
         manager: launched.
@@ -52,11 +57,10 @@ class Course:
         setting: Setting,
         config: Mapping[str, Any],
         factories: Sequence[EnvFactory],
-        policy_of: Callable[[EnvManager], Act] | None = None,
-        changes: Mapping[str, Any] | None = None,
+        policy_of: PolicyOf | None = None,
     ) -> None:
         changes = {
-            **(setting.as_config() if changes is None else changes),
+            **setting.as_config(),
             "episode_num": float("inf"),
             "auto_reset": True,
             "max_failures_total": _MANY,
@@ -72,26 +76,36 @@ class Course:
 
     def run(self, seconds: float, lead_s: float = 0.0) -> float:
         """Step for some seconds, after some that do not count; return steps per second."""
-        self._step_for(lead_s)
-        return self._step_for(seconds)
+        stepped_for(self._step, lead_s)
+        return stepped_for(self._step, seconds)
 
-    def _step_for(self, seconds: float) -> float:
-        loop, act, clock = self._loop, self._act, time.perf_counter
-        steps, began = 0, clock()
-        end = began + seconds
-        while True:
-            try:
-                timesteps = loop.step(act(loop.ready()))
-            except NothingReadyError:  # all that is ready is under way
-                timesteps = loop.gather()
-            steps += len(timesteps)
-            now = clock()
-            if now >= end:
-                return steps / max(now - began, 1e-9)
+    def _step(self) -> int:
+        loop = self._loop
+        try:
+            return len(loop.step(self._act(loop.ready())))
+        except NothingReadyError:  # all that is ready is under way
+            return len(loop.gather())
 
     def close(self) -> None:
         """Close the manager."""
         self.manager.close()
+
+
+def stepped_for(step: Callable[[], int], seconds: float) -> float:
+    """Take batches of steps for some seconds, one at least; return steps per second.
+
+    Args:
+        step: takes a batch, and returns how many steps were in it.
+        seconds: when to stop.
+    """
+    clock = time.perf_counter
+    steps, began = 0, clock()
+    end = began + seconds
+    while True:
+        steps += step()
+        now = clock()
+        if now >= end:
+            return steps / max(now - began, 1e-9)
 
 
 def drawn_before(manager: EnvManager) -> Act:
@@ -104,7 +118,7 @@ def drawn_before(manager: EnvManager) -> Act:
 
 
 class Stable:
-    """Keeps courses launched while they are measured in turns.
+    """Keeps runners launched while they are measured in turns.
 
     A setting that cannot be run has the rate 0, and its error is kept.
 
@@ -118,11 +132,11 @@ class Stable:
 
     def __init__(
         self,
-        open_course: Callable[[Any], Course],
+        open_course: Callable[[Any], Runner],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._open_course, self._say = open_course, say
-        self._courses: dict[Any, Course] = {}
+        self._courses: dict[Any, Runner] = {}
         self.errors: dict[Any, str] = {}
 
     def measure(self, setting: Any, seconds: float, lead_s: float = 0.0) -> float:
@@ -160,72 +174,3 @@ def is_plain(space: Any) -> bool:
 def profiled(env: Any, seconds: float) -> Profile:
     """Profile an env where it is; for `manager.apply`."""
     return profile_env(as_blocking(env), None, seconds)
-
-
-def figures_of(profile: Profile) -> EnvFigures:
-    """Return what the model wants to know of a profile, on a core of the env's own."""
-    steps, resets = _even_sample(profile.own_steps_s), _even_sample(profile.resets_s)
-    length = profile.episode_steps
-    return EnvFigures(
-        steps_s=steps.tolist(),
-        wait_share=profile.wait_share,
-        resets_s=(resets * profile.own_share).tolist(),
-        reset_wait_share=profile.reset_wait_share,
-        episode_steps=float("inf") if length is None else length,
-    )
-
-
-def _even_sample(durations_s: Sequence[float]) -> Any:
-    found = np.asarray(durations_s, np.float64)
-    return found[:: max(1, len(found) // _SAMPLE)]
-
-
-class Still(NamedTuple):
-    """Envs that do nothing, in a setting: what is measured of them is what managers cost.
-
-    Attributes:
-        env_num: how many.
-        setting: of a sync kind with workers.
-    """
-
-    env_num: int
-    setting: Setting
-
-    def __str__(self) -> str:
-        return f"what managers cost: {self.setting}"
-
-
-def stills_of(kind: str, env_num: int, cores: int) -> tuple[Still, ...]:
-    """Return those that the model is fitted to: one, all in a worker, one each, one per core."""
-    one = Still(1, Setting(kind))
-    if env_num == 1:
-        return (one,)
-    all_of = (Still(env_num, Setting(kind, 1)), Still(env_num, Setting(kind)))
-    spread = (Still(env_num, Setting(kind, cores)),) if 1 < cores < env_num else ()
-    return (one, *all_of, *spread)
-
-
-def still_course(
-    still: Still,
-    spaces: tuple[Any, Any],
-    config: Mapping[str, Any],
-    policy_of: Callable[[EnvManager], Act] | None = None,
-) -> Course:
-    """Launch envs that do nothing.
-
-    Args:
-        still: how many, and how.
-        spaces: of observations and actions.
-        config: of the manager.
-        policy_of: see `Course`; what it costs is among the costs of the machine.
-    """
-    if not all(map(is_plain, spaces)):
-        spaces, policy_of = _STAND_INS, None
-    plain = {**config, "env_num": still.env_num, "seed": None, "preload": None}
-    factories = [lambda: StillEnv(*spaces)] * still.env_num
-    return Course(still.setting, plain, factories, policy_of)
-
-
-def anchors_of(env_num: int, rates: Sequence[float]) -> Anchors:
-    """Return what the model is fitted to, from the rates of `stills_of`, in their order."""
-    return Anchors(env_num, *(rates if len(rates) > 1 else (*rates, *rates, *rates)))

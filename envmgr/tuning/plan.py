@@ -1,113 +1,129 @@
-"""Which settings are worth a look, and which of those are worth measuring. Pure."""
+"""Which settings are worth measuring, how many there is time for, and for how long each. Pure."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal
 
-from envmgr.tuning.model import EnvFigures
+from envmgr.calibrate import TYPICAL, choose
 from envmgr.tuning.settings import Setting, pair_of
+from envmgr.worker.profiling import Trial
 
+_LEAST, _MOST = 5, 16
+"""How many settings are measured side by side."""
+
+_LAUNCH_SHARE, _LAP_SHARE = 0.3, 0.25
+"""Of the time, what launches may take, and a lap."""
+
+_WINDOW_S, _STEPS, _EPISODES = 0.12, 60, 2.5
 _WORTH_HIDING, _LEAST_RESET_S = 0.05, 1e-3
 """Resets that take less than this share of the steps' time, or so little time, need no spares."""
 
 
-class Candidate(NamedTuple):
-    """A setting, and what is expected of it.
-
-    Attributes:
-        setting: the setting.
-        expected: steps per second; None where the model knows nothing of its kind.
-    """
-
-    setting: Setting
-    expected: float | None
-
-
 def candidates(
-    now: Setting,
-    env_num: int,
-    cores: int,
-    env: EnvFigures,
-    kinds: Sequence[str] = (),
+    now: Setting, env_num: int, cores: int, trial: Trial, kinds: Sequence[str] = ()
 ) -> list[Setting]:
-    """Return the settings to choose from, the present one first.
+    """Return the settings to choose from: the present one, then those that tell most of an env.
+
+    There may not be the time for all. If `num_workers: auto` would give each env a worker of its
+    own, because they wait, such settings come first; else they and shared workers take turns.
 
     Args:
         now: the setting of the config.
         env_num: number of envs.
         cores: that may be used.
-        env: what one is like.
+        trial: what one env does.
         kinds: registry keys to try; empty for those with workers, in the form of the present one.
     """
-    found = [now]
+    likely = choose(env_num, cores, trial, TYPICAL).num_workers
+    spares = _spares(env_num, trial)
+    apart, shared = [], []
     for kind in kinds or pair_of(now.kind):
         plain = Setting(kind)
         if not plain.has_workers:
-            found.append(plain)
-            continue
-        waits = [math.inf] if kind == pair_of(kind)[0] else _waits(env_num)
-        for wait_num in waits:
-            workers = _workers(env_num, cores)
-            found += [Setting(kind, n, wait_num) for n in workers]
-            for n_spares in _spares(env_num, env):
-                found.append(Setting(kind, None, wait_num, n_spares))
-    return list(dict.fromkeys(found))
+            apart.append([plain])
+        elif kind == pair_of(kind)[0]:
+            apart.append([plain, *(plain._replace(spare_env_num=n) for n in spares)])
+            shared.append([plain._replace(num_workers=n) for n in _workers(env_num, cores, likely)])
+        else:
+            each = [plain._replace(wait_num=n) for n in _waits(env_num)]
+            hidden = [each[0]._replace(spare_env_num=n) for n in spares if each]
+            apart.append([*each[:1], *hidden, *each[1:]])
+            in_few = each[:2] if cores < env_num else []
+            shared.append([one._replace(num_workers=cores) for one in in_few])
+    of_apart, of_shared = _in_turns(*apart), _in_turns(*shared)
+    found = [*of_apart, *of_shared] if likely == env_num else _in_turns(of_shared, of_apart)
+    return list(dict.fromkeys((now, *found)))
 
 
-def _workers(env_num: int, cores: int) -> list[int | None]:
-    """Return numbers of workers: powers of two, the cores, and one each (None)."""
-    numbers = {1, cores, 2 * cores, *(2**k for k in range(6))}
-    return [*sorted(n for n in numbers if n < env_num), None]
+def _in_turns(*groups: Sequence[Setting]) -> list[Setting]:
+    rows = itertools.zip_longest(*groups)
+    return [one for row in rows for one in row if one is not None]
+
+
+def _workers(env_num: int, cores: int, likely: int) -> list[int | Literal["auto"]]:
+    """Return numbers of workers: the likely one, and powers of two up to two per core."""
+    if env_num == 1:
+        return []
+    powers = itertools.takewhile(lambda n: n < 2 * cores, (2**k for k in itertools.count()))
+    numbers = dict.fromkeys((likely, cores, 1, 2 * cores, *powers))
+    first, *others = (n for n in numbers if n < env_num)
+    return [first, "auto", *others]
 
 
 def _waits(env_num: int) -> list[float]:
-    quarters = {max(1, round(env_num * share)) for share in (0.125, 0.25, 0.5, 0.75)}
-    return [float(n) for n in sorted(quarters) if n < env_num]
+    """Return parts of all envs to wait for."""
+    numbers = (float(max(1, round(env_num * share))) for share in (0.5, 0.25, 0.125, 0.75))
+    return [n for n in dict.fromkeys(numbers) if n < env_num]
 
 
-def _spares(env_num: int, env: EnvFigures) -> list[int]:
-    """Return numbers of spares: of about as many envs as are being reset at a time, and more."""
-    is_cheap = env.reset_s < _LEAST_RESET_S or env.reset_s_per_step < _WORTH_HIDING * env.step_s
-    if math.isinf(env.episode_steps) or is_cheap:
+def _spares(env_num: int, trial: Trial) -> list[int]:
+    """Return numbers of spares: half as many as hide all resets, and as many."""
+    per_step_s = trial.reset_s_per_step
+    is_cheap = trial.reset_s < _LEAST_RESET_S or per_step_s < _WORTH_HIDING * trial.step_s
+    if not trial.n_episodes or is_cheap:
         return []
-    share = env.reset_s_per_step / max(env.reset_s_per_step + env.step_s, 1e-12)
-    busy = max(1, round(env_num * share))
-    return sorted({max(1, busy // 2), busy, min(2 * busy, env_num), min(4 * busy, 2 * env_num)})
+    enough = min(math.ceil(env_num * per_step_s / trial.step_s), 2 * env_num)
+    return list(dict.fromkeys((math.ceil(enough / 2), enough)))
 
 
-def entrants(
-    settings: Sequence[Setting],
-    expected: Callable[[Setting], float | None],
-    most: int,
-) -> list[Candidate]:
-    """Return the settings to measure: the present one, the best of each sort, the best of all.
-
-    The model may be wrong about what it has never seen here. So every sort of setting (shared
-    workers, workers of their own, with spares, sync and async) is measured once at least.
+def most_entrants(
+    seconds: float,
+    launch_s: float,
+    env_num: int,
+    window_s: float,
+    *,
+    worker_bytes: int | None,
+    free_bytes: int,
+) -> int:
+    """Return how many settings to launch side by side, for the time and the memory there is.
 
     Args:
-        settings: the present one first.
-        expected: what the model says.
-        most: how many to return at most; 2 or more.
+        seconds: that there are for all of it.
+        launch_s: what launching one env took.
+        env_num: number of envs.
+        window_s: how long a setting is measured in each lap.
+        worker_bytes: memory of a worker's own; None if unknown.
+        free_bytes: memory that is free.
     """
-    known = [Candidate(setting, expected(setting)) for setting in settings]
-    now, others = known[0], sorted(known[1:], key=lambda c: -(c.expected or math.inf))
-    best_of_sort: dict[tuple[str, bool, bool], Candidate] = {}
-    for candidate in others:
-        best_of_sort.setdefault(_sort_of(candidate.setting), candidate)
-    chosen = [now, *others[:1], *best_of_sort.values(), *others]
-    return list(dict.fromkeys(chosen))[:most]
+    by_time = _LAUNCH_SHARE * seconds / (launch_s * (1 + env_num / 16))
+    by_lap = _LAP_SHARE * seconds / window_s
+    by_memory = 0.5 * free_bytes / (worker_bytes * env_num) if worker_bytes else float(_MOST)
+    return int(max(2, min(max(min(by_time, by_lap), _LEAST), _MOST, by_memory)))
 
 
-def _sort_of(setting: Setting) -> tuple[str, bool, bool]:
-    return setting.kind, setting.num_workers is None, bool(setting.spare_env_num)
+def window_of(left_s: float, trial: Trial) -> tuple[float, float]:
+    """Return how long to measure a setting each time, and how long to step it before that.
 
-
-def sizes_of(n: int) -> list[int]:
-    """Return how many settings are measured in each round: half of them stay, until three do."""
-    sizes = [n]
-    while sizes[-1] > 3:
-        sizes.append(max(3, math.ceil(sizes[-1] / 2)))
-    return sizes
+    Many short windows tell more than few long ones, as the machine is now fast and now slow. But
+    one should see many steps, and where resets take their time, several episodes.
+    """
+    window_s = min(_WINDOW_S, left_s / 120)
+    window_s = max(window_s, min(_STEPS * trial.step_s, left_s / 60))
+    if not trial.n_episodes or trial.reset_s_per_step <= 0.05 * trial.step_s:
+        return window_s, 0.1 * window_s
+    cycle_s = trial.reset_s + trial.n_steps / trial.n_episodes * trial.step_s
+    window_s = max(window_s, min(_EPISODES * cycle_s, left_s / 24))
+    return window_s, min(0.3 * window_s, cycle_s)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from envmgr.tuning.plan import sizes_of
 from envmgr.tuning.settings import Setting
 
 Measure = Callable[[Any], float]
@@ -49,7 +48,10 @@ class Measured(Generic[T]):
     @property
     def ratio(self) -> float:
         """How it did beside the first setting, the median; 0 if it cannot be run."""
-        return statistics.median(self.ratios.values()) if self.ratios else 0.0
+        if not self.ratios:
+            return 0.0
+        # Of logarithms, as `compare` has it: of two laps the middle is not their mean.
+        return math.exp(statistics.median(map(math.log, self.ratios.values())))
 
     @property
     def spread(self) -> float:
@@ -145,6 +147,14 @@ def search(
     return _simplest([first, *left], cost), everyone, others
 
 
+def sizes_of(n: int) -> list[int]:
+    """Return how many settings are measured in each round: half of them stay, until three do."""
+    sizes = [n]
+    while sizes[-1] > 3:
+        sizes.append(max(3, math.ceil(sizes[-1] / 2)))
+    return sizes
+
+
 def _launched(
     settings: Sequence[Measured[Setting]], measure: Measure, is_late: Callable[[], bool]
 ) -> list[Measured[Setting]]:
@@ -180,10 +190,3 @@ def _is_as_good(one: Measured[Setting], best: Measured[Setting]) -> bool:
     """Whether one does as well as the best, as far as laps that vary can tell."""
     errors = [x.spread / math.sqrt(max(len(x.ratios), 1)) for x in (one, best)]
     return one.ratio >= best.ratio * (1.0 - max(CLOSE, sum(errors)))
-
-
-def is_right(expected: float | None, measured: float) -> bool | None:
-    """Return whether an expectation came true, within 15 %; None if there was none."""
-    if expected is None or measured <= 0:
-        return None
-    return abs(expected - measured) <= 0.15 * measured

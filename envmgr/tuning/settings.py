@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from envmgr.texts import counted
 
 SYNC, ASYNC = "subprocess", "async_subprocess"
 _V2 = "_v2"
@@ -15,13 +17,13 @@ class Setting(NamedTuple):
 
     Attributes:
         kind: registry key.
-        num_workers: None is one for each env.
+        num_workers: None is one for each env; `auto` what the launch finds out.
         wait_num: timesteps to gather; infinity for all of them.
         spare_env_num: spares.
     """
 
     kind: str
-    num_workers: int | None = None
+    num_workers: int | Literal["auto"] | None = None
     wait_num: float = math.inf
     spare_env_num: int = 0
 
@@ -34,11 +36,14 @@ class Setting(NamedTuple):
         parts = [self.kind]
         if self.has_workers:
             n = self.num_workers
-            parts.append("a worker each" if n is None else f"{n} worker{'s' * (n > 1)}")
+            if n is None:
+                parts.append("a worker each")
+            else:
+                parts.append("auto" if n == "auto" else counted(n, "worker"))
         if not math.isinf(self.wait_num):
             parts.append(f"wait_num {self.wait_num:g}")
         if self.spare_env_num:
-            parts.append(f"{self.spare_env_num} spare{'s' * (self.spare_env_num > 1)}")
+            parts.append(counted(self.spare_env_num, "spare"))
         return ", ".join(parts)
 
     def as_config(self) -> dict[str, Any]:
@@ -52,15 +57,11 @@ class Setting(NamedTuple):
 
 
 def setting_of(config: Mapping[str, Any]) -> Setting:
-    """Return the setting that a manager's config has.
-
-    `num_workers: auto` is None here: what it becomes is the launch's business.
-    """
-    num_workers, env_num = config["num_workers"], config["env_num"]
-    shared = isinstance(num_workers, int) and num_workers != env_num
+    """Return the setting that a manager's config has."""
+    num_workers = config["num_workers"]
     return Setting(
         config["type"],
-        num_workers if shared else None,
+        None if num_workers == config["env_num"] else num_workers,
         float(config["wait_num"]),
         config["spare_env_num"],
     )
@@ -72,17 +73,17 @@ def pair_of(kind: str) -> tuple[str, str]:
     return SYNC + suffix, ASYNC + suffix
 
 
-def changes_of(setting: Setting, now: Setting, config: Mapping[str, Any]) -> dict[str, Any]:
+def changes_of(setting: Setting, now: Setting) -> dict[str, Any]:
     """Return the keys of a manager's config that a setting changes.
 
     Args:
         setting: what is wanted.
-        now: what the config has come to, `num_workers: auto` included.
-        config: the manager's section.
+        now: what the config says.
     """
-    if setting == now:
-        return {}
-    same = {**setting_of(config).as_config(), "num_workers": config["num_workers"]}
-    if config["num_workers"] == config["env_num"] and setting.num_workers is None:
-        same["num_workers"] = None
-    return {key: value for key, value in setting.as_config().items() if value != same[key]}
+    before = now.as_config()
+    return {key: value for key, value in setting.as_config().items() if value != before[key]}
+
+
+def without_workers(setting: Setting) -> Setting:
+    """Return the kind that runs envs in the trainer's process and shows batches as this one."""
+    return Setting("base" + (_V2 if setting.kind.endswith(_V2) else ""))

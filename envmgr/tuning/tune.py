@@ -1,27 +1,30 @@
-"""Tuning from beginning to end: profile, plan, search; what came of it as plain figures."""
+"""Tuning from beginning to end: one env by itself, then a contest of settings, side by side."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envmgr.config import ManagerConfig
 from envmgr.errors import EnvManagerError
-from envmgr.manager import EnvManager
-from envmgr.tuning.measuring import Act, Course, Stable, Still, still_course
-from envmgr.tuning.model import EnvFigures, Machine, expected_rate
-from envmgr.tuning.plan import entrants
-from envmgr.tuning.search import Measured, is_right, search
-from envmgr.tuning.settings import Setting, changes_of
-from envmgr.tuning.task import Task, most_entrants, task_of, window_of
+from envmgr.launch import cores_of
+from envmgr.proc import resident_bytes
+from envmgr.transport.process.preflight import free_memory
+from envmgr.tuning.contest import Contestant
+from envmgr.tuning.measuring import Course, PolicyOf, Runner, Stable, profiled
+from envmgr.tuning.plan import candidates, most_entrants, window_of
+from envmgr.tuning.search import Measured, search
+from envmgr.tuning.settings import Setting, changes_of, pair_of, setting_of, without_workers
 from envmgr.types import EnvFactory
 from envmgr.worker.profiling import Profile
 
-_STILL_SHARE, _MOST_STILL_S = 0.01, 0.15
+_PROFILE_SHARE, _MOST_PROFILE_S = 0.1, 3.0
 _LEAST_SHARE = 0.2
+_PATIENCE_S, _PATIENCE_SHARE = 10.0, 0.25
+"""How long envs in one process may take to start, or hang: in seconds, and of all the time."""
 
 
 @dataclass(frozen=True)
@@ -30,28 +33,21 @@ class Row:
 
     Attributes:
         setting: the setting.
-        expected: steps per second, by the model; None if it knows nothing of the kind.
         measured: steps per second, at the pace of all laps; None if it was not measured.
         ratio: how it did beside the present setting, the median over laps.
         spread: half of the middle range of those ratios, as a part of their median.
         error: why it cannot be run; empty if it can.
-        is_fitted: the model was fitted to what was measured of it, so it says nothing of the model.
+        note: what `num_workers: auto` has become, and why.
+        is_choice: whether it can be the best one.
     """
 
     setting: Setting
-    expected: float | None
     measured: float | None = None
     ratio: float | None = None
     spread: float = 0.0
     error: str = ""
-    is_fitted: bool = False
-
-    @property
-    def right(self) -> bool | None:
-        """Whether the model was right, within 15 %; None if nobody knows."""
-        if self.measured is None or self.is_fitted:
-            return None
-        return is_right(self.expected, self.measured)
+    note: str = ""
+    is_choice: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,24 +57,18 @@ class Tuned:
     Attributes:
         profile: of one env.
         worker_bytes: memory of a worker with one env, not shared with others; None if unknown.
-        env: what the model knows of it.
-        machine: what managers cost here.
         now: the present setting.
         best: the best one.
         rows: of all settings; those that were measured first, the fastest of them first.
         changes: keys of the manager's config for the best setting.
-        gains: by these keys: what each would bring alone, as the model expects, as a factor.
     """
 
     profile: Profile
     worker_bytes: int | None
-    env: EnvFigures
-    machine: Machine
     now: Setting
     best: Setting
     rows: tuple[Row, ...]
     changes: Mapping[str, Any]
-    gains: Mapping[str, float]
 
     def row_of(self, setting: Setting) -> Row:
         """Return what is known of a setting."""
@@ -91,7 +81,7 @@ def tune(
     *,
     seconds: float,
     kinds: Sequence[str] = (),
-    policy_of: Callable[[EnvManager], Act] | None = None,
+    policy_of: PolicyOf | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tuned:
     """Find the setting of a config that steps its envs fastest here.
@@ -108,108 +98,96 @@ def tune(
         EnvManagerError: the env cannot be built and stepped, or with no setting.
     """
     end = time.monotonic() + seconds
+    env_num = len(factories)
+    config = {**config, "env_num": env_num}
     say("an env by itself")
-    task = task_of(config, factories, seconds, kinds)
+    one = _try_one(config, factories, min(_MOST_PROFILE_S, _PROFILE_SHARE * seconds))
+    cores, trial = cores_of(ManagerConfig.from_mapping(config)), one.profile.trial
+    now = setting_of(config)
+    settings = candidates(now, env_num, cores, trial, kinds)
+    in_line = without_workers(now)
+    beside = [in_line] if now.has_workers and in_line not in settings else []
+    notes: dict[Setting, str] = {}
 
-    def measure(what: Setting | Still) -> float:
-        of_still = (min(_MOST_STILL_S, _STILL_SHARE * seconds),)
-        return stable.measure(what, *(of_still if isinstance(what, Still) else window))
+    def opened(setting: Setting) -> Runner:
+        if setting in beside:  # a process of its own: an env may crash or hang it
+            patience_s = max(_PATIENCE_S, _PATIENCE_SHARE * seconds)
+            keys = {**config, **setting.as_config()}
+            return Contestant(None, factories, keys, patience_s, policy_of)
+        course = Course(setting, config, factories, policy_of)
+        notes[setting] = _note(course)
+        return course
 
-    opened = functools.partial(_opened, task, factories, policy_of)
     with contextlib.closing(Stable(opened, say)) as stable:
-        machine = task.machine([measure(still) for still in task.stills])
-        left_s = max(end - time.monotonic() - task.one.launch_s, _LEAST_SHARE * seconds)
-        window = window_of(left_s, task.env)
-        most = most_entrants(left_s, task.one, task.env_num, sum(window))
-        expected = _expectation(task.env_num, task.env, machine)
-        best, found, still = search(
-            [candidate.setting for candidate in entrants(task.settings, expected, most)],
-            measure,
+        left_s = max(end - time.monotonic() - one.launch_s, _LEAST_SHARE * seconds)
+        window = window_of(left_s, trial)
+        most = most_entrants(
+            left_s,
+            one.launch_s,
+            env_num,
+            sum(window),
+            worker_bytes=one.worker_bytes,
+            free_bytes=free_memory()[0],
+        )
+        best, found, aside = search(
+            settings[:most],
+            lambda setting: stable.measure(setting, *window),
             left_s,
             time.monotonic,
-            beside=task.stills,
+            beside=beside,
             dropped=stable.drop,
-            cost=_cost(task.now),
+            cost=_cost(now),
         )
     if not best.rate:
-        why = stable.errors.get(task.now) or next(iter(stable.errors.values()), "it takes no step")
+        why = stable.errors.get(now) or next(iter(stable.errors.values()), "it takes no step")
         raise EnvManagerError(f"no setting can be run: {why}")
-    return _tuned(task, best.setting, found, still, stable.errors)
-
-
-def _opened(
-    task: Task,
-    factories: Sequence[EnvFactory],
-    policy_of: Callable[[EnvManager], Act] | None,
-    what: Setting | Still,
-) -> Course:
-    if isinstance(what, Still):
-        return still_course(what, task.one.spaces, task.config, policy_of)
-    return Course(what, task.config, factories, policy_of)
-
-
-def _tuned(
-    task: Task,
-    best: Setting,
-    found: Sequence[Measured[Setting]],
-    still: Sequence[Measured[Still]],
-    errors: Mapping[Setting, str],
-) -> Tuned:
-    """Return what came of it, beside what the model expects.
-
-    That is at the pace of all laps, which may be another than when those to measure were chosen.
-    """
-    first, now, env = found[0], task.now, task.env
-    machine, scale = task.machine([_paced(one, first) for one in still]), 1.0
-    if not still and first.rate and _is_modelled(now):  # the costs are guessed
-        scale = first.rate / expected_rate(now, task.env_num, env, machine)
-    expected = _expectation(task.env_num, env, machine, scale)
     return Tuned(
-        profile=task.one.profile,
-        worker_bytes=task.one.worker_bytes,
-        env=env,
-        machine=machine,
+        profile=one.profile,
+        worker_bytes=one.worker_bytes,
         now=now,
-        best=best,
-        rows=_rows(found, task.settings, expected, errors, is_fitted=not still),
-        changes=(changes := changes_of(best, now, task.config)),
-        gains=_gains(changes, best, now, expected),
+        best=best.setting,
+        rows=_rows(found, aside, settings, stable.errors, notes),
+        changes=changes_of(best.setting, now),
     )
 
 
-def _paced(one: Measured[Any], first: Measured[Any]) -> float:
-    """Return steps per second at the pace of all laps, whichever of them it was measured in."""
-    return one.ratio * first.rate if first.rate else one.rate
+@dataclass(frozen=True)
+class _One:
+    """What one env in a worker of its own is like, and how long it took to launch it."""
+
+    profile: Profile
+    worker_bytes: int | None
+    launch_s: float
 
 
-def _is_modelled(setting: Setting) -> bool:
-    return setting.has_workers or setting.kind.startswith("base")
+def _try_one(config: Mapping[str, Any], factories: Sequence[EnvFactory], seconds: float) -> _One:
+    began = time.monotonic()
+    plain = {**config, "env_num": 1, "seed": None}
+    course = Course(Setting(pair_of(config["type"])[0]), plain, factories[:1])
+    launch_s = time.monotonic() - began
+    with contextlib.closing(course) as course:
+        profile: Profile = course.manager.apply(profiled, seconds)[0]
+        workers = course.manager.stats().get("workers") or [{"pid": 0}]
+        private = resident_bytes(workers[0]["pid"], shared=False) or None
+        return _One(profile, private, launch_s)
 
 
-def _expectation(
-    env_num: int, env: EnvFigures, machine: Machine, scale: float = 1.0
-) -> Callable[[Setting], float | None]:
-    """Return what says what is expected of a setting; None where the model knows nothing of it."""
-
-    @functools.cache
-    def expected(setting: Setting) -> float | None:
-        if not _is_modelled(setting):
-            return None
-        return scale * expected_rate(setting, env_num, env, machine)
-
-    return expected
+def _note(course: Course) -> str:
+    """Return what `num_workers: auto` has become, and why; empty if it is not that."""
+    found = course.manager.stats().get("calibration")
+    return "" if found is None else f"{found['num_workers']}: {found['reason']}"
 
 
-def _cost(now: Setting) -> Callable[[Setting], tuple[int, ...]]:
+def _cost(now: Setting) -> Callable[[Setting], tuple[Any, ...]]:
     """Return what to keep low among settings that do equally well: changes, spares, workers."""
 
-    def cost(setting: Setting) -> tuple[int, ...]:
-        n = 1_000_000 if setting.num_workers is None else setting.num_workers
+    def cost(setting: Setting) -> tuple[Any, ...]:
+        n = setting.num_workers
         return (
             setting.kind != now.kind,
             setting.spare_env_num,
             sum(a != b for a, b in zip(setting, now, strict=True)),
-            n,
+            (n is None, n == "auto", n if isinstance(n, int) else 0),
         )
 
     return cost
@@ -217,45 +195,25 @@ def _cost(now: Setting) -> Callable[[Setting], tuple[int, ...]]:
 
 def _rows(
     found: Sequence[Measured[Setting]],
+    aside: Sequence[Measured[Setting]],
     settings: Sequence[Setting],
-    expected: Callable[[Setting], float | None],
     errors: Mapping[Setting, str],
-    *,
-    is_fitted: bool,
+    notes: Mapping[Setting, str],
 ) -> tuple[Row, ...]:
     first = found[0]
     rows = [
         Row(
             one.setting,
-            expected(one.setting),
-            _paced(one, first) or None,
+            # At the pace of all laps, whichever of them it was measured in.
+            (one.ratio * first.rate if first.rate else one.rate) or None,
             one.ratio or None,
             one.spread,
             errors.get(one.setting, ""),
-            is_fitted=is_fitted and one is first,
+            notes.get(one.setting, ""),
+            is_choice=one not in aside,
         )
-        for one in sorted(found, key=lambda one: -one.ratio)
+        for one in sorted([*found, *aside], key=lambda one: -one.ratio)
         if one.rates
     ]
     known = {row.setting for row in rows}
-    others = [Row(setting, expected(setting)) for setting in settings if setting not in known]
-    return (*rows, *sorted(others, key=lambda row: -(row.expected or 0.0)))
-
-
-_FIELD_OF = {"type": "kind"}
-
-
-def _gains(
-    changes: Mapping[str, Any],
-    best: Setting,
-    now: Setting,
-    expected: Callable[[Setting], float | None],
-) -> dict[str, float]:
-    """Return what each change would bring alone, as the model expects."""
-    before, gains = expected(now), {}
-    for key in changes:
-        name = _FIELD_OF.get(key, key)
-        alone = expected(now._replace(**{name: getattr(best, name)}))
-        if before and alone:
-            gains[key] = alone / before
-    return gains
+    return (*rows, *(Row(setting) for setting in settings if setting not in known))

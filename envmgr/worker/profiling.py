@@ -216,8 +216,6 @@ class Profile(NamedTuple):
         trial: sums and counts, on a core of the env's own.
         steps_s: durations of steps, the first `MOST_KEPT` of them.
         resets_s: likewise of resets.
-        own_share: the part of these durations in which it was not kept waiting for a core.
-        reset_wait_share: the part of a reset in which the process had nothing to do; 0 to 1.
         n_failed: how many steps and resets raised.
         failure: what the first of them raised, and where.
     """
@@ -225,8 +223,6 @@ class Profile(NamedTuple):
     trial: Trial
     steps_s: tuple[float, ...]
     resets_s: tuple[float, ...]
-    own_share: float = 1.0
-    reset_wait_share: float = 0.0
     n_failed: int = 0
     failure: str = ""
 
@@ -303,7 +299,6 @@ def run_profile(
     """Measure steps and resets; the arguments are those of `run_trial`."""
     steps_s: list[float] = []
     resets_s: list[float] = []
-    reset_cpu_s = 0.0
 
     def timed_take(action: Any) -> bool:
         began = now_s()
@@ -313,25 +308,12 @@ def run_profile(
         return done
 
     def timed_reset() -> None:
-        nonlocal reset_cpu_s
-        began, cpu_before_s = now_s(), cpu_s()
+        began = now_s()
         reset()
         resets_s.append(now_s() - began)
-        reset_cpu_s += cpu_s() - cpu_before_s
 
-    began, cpu_before_s, queued_before_s = now_s(), cpu_s(), queued_s()
     trial = run_trial(
         timed_take, timed_reset, sample, seconds, now_s=now_s, cpu_s=cpu_s, queued_s=queued_s
     )
-    took_s = max(now_s() - began, 1e-12)
-    queued_share = (queued_s() - queued_before_s) / took_s
     # The first step is unlike the others: it is not in the sums either, nor is its reset.
-    # Never less than what was computed, whatever the system says of queues.
-    own_share = min(1.0, max(1.0 - queued_share, (cpu_s() - cpu_before_s) / took_s, 0.01))
-    return Profile(
-        trial,
-        tuple(steps_s[1:]),
-        tuple(resets_s[-trial.n_resets :][:MOST_KEPT]),
-        own_share,
-        max(0.0, 1.0 - reset_cpu_s / max(own_share * sum(resets_s), 1e-12)),
-    )
+    return Profile(trial, tuple(steps_s[1:]), tuple(resets_s[-trial.n_resets :][:MOST_KEPT]))

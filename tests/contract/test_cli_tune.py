@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,19 @@ from pathlib import Path
 import pytest
 
 from envmgr.cli import main
+from envmgr.cli.tune import conclusion
+from envmgr.config import to_plain
+from envmgr.config.env_factories import env_factories
 from envmgr.config_file import load_config
+from envmgr.tuning.contest import Contestant, ContestantError
+from envmgr.tuning.settings import Setting
+from envmgr.tuning.tune import Row, Tuned
+from envmgr.worker.profiling import Profile, Trial
 
 ENVS = """
+import os
+import sys
+
 import gymnasium
 import numpy as np
 
@@ -21,7 +32,10 @@ class Plain(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fault=None, breaks=0):
+    def __init__(self, fault=None, breaks=0, ends_trainers=False, hangs=False):
+        self.hangs = hangs
+        if ends_trainers and sys.argv[0].endswith("contest.py"):
+            os._exit(3)
         self.breaks = breaks
         if fault:
             raise ValueError(fault)
@@ -32,6 +46,8 @@ class Plain(gymnasium.Env):
 
     def step(self, action):
         self.n += 1
+        while self.hangs:
+            pass
         if self.breaks and self.n > self.breaks:
             raise OSError("lost")
         return np.zeros(2, np.float32), 1.0, self.n == 5, False, {}
@@ -72,8 +88,54 @@ def test_prints_a_table_and_writes_a_config(
     assert tuned.seed == 3
     assert tuned.num_workers == found["best"]["num_workers"]
     rows = [row for row in found["rows"] if row["measured"]]
-    assert {row["setting"]["num_workers"] for row in rows} == {None, 1}
+    numbers = {row["setting"]["num_workers"] for row in rows if row["is_choice"]}
+    assert numbers == {None, 1, "auto"}
+    assert [row["setting"]["type"] for row in rows if not row["is_choice"]] == ["base"]
+    assert [row["note"][:2] for row in rows if row["setting"]["num_workers"] == "auto"] == ["1:"]
     assert found["now"]["num_workers"] is None
+
+
+@pytest.mark.timeout(180)
+def test_an_env_that_ends_the_process_it_is_in_does_not_end_the_tuning(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["tune", "c.yaml", "--seconds", "0.5", "--json", "f.json", "--kinds", "subprocess"]
+    assert main([*args, "--set", "env.kwargs={ends_trainers: true}"]) == 0
+    assert "ended with 3" in capsys.readouterr().out
+    rows = json.loads((folder / "f.json").read_text())["rows"]
+    (row,) = (row for row in rows if row["error"])
+    assert row["setting"]["type"] == "base"
+    assert row["measured"] is None
+
+
+@pytest.mark.timeout(120)
+def test_a_contestant_that_hangs_is_killed(folder: Path) -> None:
+    loaded = load_config(folder / "c.yaml", set=["manager.type=base", "env.kwargs.hangs=true"])
+    factories = env_factories(loaded.env, 2)
+    contestant = Contestant(None, factories, to_plain(loaded.manager), limit_s=10.0)
+    with pytest.raises(ContestantError, match="nothing came within 10 s"):
+        contestant.run(0.1)
+    assert contestant._process.returncode == -signal.SIGKILL
+    contestant.close()
+
+
+def _row(kind: str, num_workers: int | None, ratio: float, *, is_choice: bool = True) -> Row:
+    return Row(Setting(kind, num_workers), 1e3 * ratio, ratio, 0.01, is_choice=is_choice)
+
+
+def test_envs_without_workers_are_named_where_they_are_faster_and_never_chosen() -> None:
+    def said(ratio: float) -> str:
+        rows = (_row("base", None, ratio, is_choice=False), _row("subprocess", 2, 1.5))
+        now = _row("subprocess", None, 1.0)
+        profile = Profile(Trial(1, 1.0, 0.0, 1, 1, 1.0), (1.0,), (1.0,))
+        best = Setting("subprocess", 2)
+        return conclusion(Tuned(profile, None, now.setting, best, (*rows, now), {}))
+
+    assert said(1.6) == (
+        "subprocess, 2 workers: 1.50 x as many steps as now (1,500 and 1,000 per second)."
+    )
+    assert "--kinds base,subprocess" in said(4.5)
+    assert "4.50 x" in said(4.5)
 
 
 @pytest.mark.parametrize(

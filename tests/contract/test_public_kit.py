@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnvManager, create_env_manager
 from envmgr.testing import LedgerEnv, LedgerError
+from envmgr.testing.checkup import probes
 from envmgr.testing.contract import (
     EnvContract,
     ManagerContract,
@@ -243,6 +244,14 @@ def test_wrong_envs_are_caught(what: str, kind: str) -> None:
                 failed += 1
     assert failed >= 1
     assert env_problems(lambda: Wrong("nothing")) == []
+
+
+def test_envmgr_check_compares_runs_in_one_place_only() -> None:
+    assert probes.contract(lambda: Wrong("unseeded"), 50, 0) == []
+    one, other = (probes.trajectory(lambda: Wrong("unseeded"), 50, 0) for _ in range(2))
+    assert one.first != other.first
+    one, other = (probes.trajectory(lambda: Wrong("nothing"), 50, 0) for _ in range(2))
+    assert one.first == one.again == other.first
 
 
 def test_a_factory_that_cannot_be_sent_is_caught() -> None:

@@ -34,15 +34,15 @@ class Fake:
         if fails_in == 0:
             raise ContestantError("no such thing")
 
-    def run(self, seconds: float) -> float:
+    def run(self, seconds: float, lead_s: float = 0.0) -> float:
         self.runs += 1
         self.log.append(self.name)
         if self.runs == self.fails_in:
             raise ContestantError("it died")
         return self.rate
 
-    def close(self, grace_s: float = 1.0) -> None:
-        self.log.append(f"{'close' if grace_s else 'kill'} {self.name}")
+    def close(self) -> None:
+        self.log.append(f"close {self.name}")
 
 
 def test_contestants_run_in_turns_and_failures_are_theirs() -> None:
@@ -61,7 +61,7 @@ def test_contestants_run_in_turns_and_failures_are_theirs() -> None:
     names = [p.name for p in peers]
     assert log[:4] == [OURS, names[0], names[2], names[3]]
     assert log[4:6] == [names[3], names[2]]  # the other way round
-    assert f"kill {names[0]}" in log
+    assert f"close {names[0]}" in log[4:-3], "as soon as it had failed"
     assert log[-3:] == [f"close {name}" for name in (OURS, names[2], names[3])]
 
 
@@ -82,7 +82,7 @@ def test_what_to_do_is_said_where_a_peer_in_the_same_process_is_ahead() -> None:
     assert said(3.3, "gymnasium AsyncVectorEnv") == "", "workers of others are no other place"
 
 
-def test_an_interrupt_ends_all_contestants_at_once() -> None:
+def test_an_interrupt_ends_all_contestants() -> None:
     log: list[str] = []
 
     def opened(peer: Peer | None) -> Fake:
@@ -92,7 +92,8 @@ def test_an_interrupt_ends_all_contestants_at_once() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         contested(PEERS[:2], opened, laps=1, seconds=1.0)
-    assert log == [f"kill {OURS}", f"kill {PEERS[0].name}"]
+    names = [OURS, PEERS[0].name]
+    assert log == [*names, *(f"close {name}" for name in names)]
 
 
 def test_peers_are_those_that_are_installed() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from envmgr.cli.output import LOCK, RunLock
 from envmgr.cli.resume import UNKNOWN, ResumedFolder, RunFacts, read_earlier
-from envmgr.cli.run_lock import LOCK, RunLock
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.reporting.files import Sample
 from tests.unit.test_collect_records import record_of
@@ -198,7 +198,7 @@ def test_a_lock_is_taken_again_where_its_file_was_removed(
         if n == 1:
             (tmp_path / LOCK).unlink()
 
-    monkeypatch.setattr("envmgr.cli.run_lock.fcntl.lockf", removed_at_first)
+    monkeypatch.setattr("envmgr.cli.output.fcntl.lockf", removed_at_first)
     lock = RunLock(tmp_path)
     assert lock.take()
     assert n == 2

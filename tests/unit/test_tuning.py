@@ -1,108 +1,33 @@
-"""The model, the plan, the search and the written config of `envmgr tune`, without processes."""
+"""The plan, the search and the written config of `envmgr tune`, without processes."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from envmgr.config.yaml_text import load_yaml
-from envmgr.tuning.measuring import stills_of
-from envmgr.tuning.model import (
-    Anchors,
-    EnvFigures,
-    Machine,
-    expected_rate,
-    fitted_machine,
-)
-from envmgr.tuning.plan import candidates, entrants, sizes_of
-from envmgr.tuning.search import Measured, compare, is_right, search
-from envmgr.tuning.settings import Setting, changes_of, setting_of
-from envmgr.tuning.task import window_of
+from envmgr.tuning.plan import candidates, most_entrants, window_of
+from envmgr.tuning.search import Measured, compare, search, sizes_of
+from envmgr.tuning.settings import Setting, changes_of, setting_of, without_workers
 from envmgr.tuning.yaml_edit import edited
+from envmgr.worker.profiling import Trial
 
-MACHINE = Machine(cores=2, batch_s=20e-6, env_s=2e-6, step_s=3e-6, wake_s=30e-6)
-NULL = EnvFigures((0.0,))
-CARTPOLE = EnvFigures((5e-6,), 0.0, (10e-6,), 0.0, 22)
-BUSY = EnvFigures((100e-6,))
-UNEVEN = EnvFigures([0.002 * math.exp(random.Random(k).gauss(0, 1)) for k in range(300)], 1.0)
-SLOW_RESET = EnvFigures((1e-3,), 1.0, (0.2,), 1.0, 100)
+
+def trial(step_s: float, reset_s: float = 1e-5, episode_steps: int = 0) -> Trial:
+    n = 1000
+    n_episodes = n // episode_steps if episode_steps else 0
+    return Trial(n, n * step_s, 0.0, n_episodes, n_episodes or 1, (n_episodes or 1) * reset_s)
+
+
+NULL = trial(1e-7)
+CARTPOLE = trial(5e-6, 10e-6, 22)
+SLOW_STEPS = trial(3e-3)
+SLOW_RESET = trial(1e-3, 0.2, 100)
 SYNC, ASYNC = Setting("subprocess"), Setting("async_subprocess", None, 4)
-
-
-def rate(setting: Setting, env: EnvFigures = NULL, n: int = 8, machine: Machine = MACHINE) -> float:
-    return expected_rate(setting, n, env, machine)
-
-
-# -- the model ------------------------------------------------------------------------------------
-
-
-def test_one_env_in_one_worker_is_a_sum() -> None:
-    alone = rate(SYNC, BUSY, 1)
-    assert 1 / alone == pytest.approx(20e-6 + 2e-6 + 3e-6 + 100e-6)
-    many = Machine(cores=1, batch_s=20e-6, env_s=2e-6, step_s=3e-6, wake_s=30e-6)
-    assert 1 / rate(SYNC, BUSY, 1, many) == pytest.approx(155e-6)  # nobody spins on one core
-    assert 1 / rate(Setting("base"), BUSY, 4) == pytest.approx(100e-6 + 2e-6 + 5e-6)
-
-
-def test_cheap_envs_share_workers_and_waiting_ones_do_not() -> None:
-    shared = Setting("subprocess", 2)
-    assert rate(shared, CARTPOLE, 64) > 1.5 * rate(SYNC, CARTPOLE, 64)
-    assert rate(shared, BUSY) == pytest.approx(2 / 103e-6, rel=0.3)
-    waiting = EnvFigures((10e-3,), 1.0)
-    assert rate(SYNC, waiting) > 3 * rate(shared, waiting)
-    assert rate(SYNC, waiting) == pytest.approx(800, rel=0.1)
-
-
-def test_uneven_envs_gain_by_async_and_slow_resets_by_spares() -> None:
-    assert rate(ASYNC, UNEVEN) > 1.5 * rate(SYNC, UNEVEN)
-    few = Setting("subprocess", None, math.inf, 4)
-    assert rate(few, SLOW_RESET) > 1.2 * rate(SYNC, SLOW_RESET)
-    assert rate(Setting("subprocess", 2), SLOW_RESET) < rate(SYNC, SLOW_RESET)
-    assert rate(few) == pytest.approx(rate(SYNC), rel=0.05)
-
-
-def test_a_trainer_is_not_woken_for_each_cheap_step_of_a_shared_worker() -> None:
-    some, everyone = Setting("async_subprocess", 1, 2), Setting("subprocess", 1)
-    assert rate(some) == pytest.approx(rate(everyone), rel=0.05)
-    slow = EnvFigures((210e-6,))
-    assert rate(some, slow) > 1.01 * rate(everyone, slow)
-
-
-def test_the_model_says_the_same_twice() -> None:
-    assert rate(ASYNC, UNEVEN, 16) == rate(ASYNC, UNEVEN, 16)
-
-
-@pytest.mark.parametrize("n", [1, 3, 64])
-@pytest.mark.parametrize("setting", [SYNC, Setting("async_subprocess", 2, 2), Setting("base")])
-@pytest.mark.parametrize("env", [NULL, UNEVEN, SLOW_RESET])
-def test_every_setting_has_a_rate(n: int, setting: Setting, env: EnvFigures) -> None:
-    assert 0 < rate(setting, env, n) < math.inf
-
-
-def test_the_machine_is_fitted_to_what_was_measured() -> None:
-    def measured(setting: Setting, n: int) -> float:
-        return expected_rate(setting, n, NULL, MACHINE)
-
-    each, spread = measured(SYNC, 8), measured(Setting("subprocess", 2), 8)
-    anchors = Anchors(8, measured(SYNC, 1), measured(Setting("subprocess", 1), 8), each, spread)
-    assert [still.env_num for still in stills_of("subprocess", 8, 2)] == [1, 8, 8, 8]
-    fitted = fitted_machine(anchors, 2, "subprocess")
-    assert fitted.batch_s == pytest.approx(MACHINE.batch_s, rel=0.05)
-    assert fitted.env_s + fitted.step_s == pytest.approx(5e-6, rel=0.05)
-    assert expected_rate(SYNC, 8, NULL, fitted) == pytest.approx(each, rel=0.05)
-    cheaper = replace(anchors, each=1.5 * each)
-    fitted = fitted_machine(cheaper, 2, "subprocess")  # a worker costs less where there are many
-    assert expected_rate(SYNC, 8, NULL, fitted) == pytest.approx(1.5 * each, rel=0.05)
-    assert expected_rate(Setting("subprocess", 2), 8, NULL, fitted) == pytest.approx(spread)
-    assert fitted.wakes_s(2) > fitted.wakes_s(4) > fitted.wakes_s(8) == fitted.wakes_s(24)
-    assert fitted_machine(Anchors(1, 1e4, 1e4, 1e4), 2, "subprocess").batch_s > 0
-    noise = Anchors(8, 1e5, 1e4, 1e6, 1e7)  # whatever a busy machine may give
-    assert rate(SYNC, machine=fitted_machine(noise, 2, "subprocess")) > 0
 
 
 # -- the plan -------------------------------------------------------------------------------------
@@ -111,32 +36,51 @@ def test_the_machine_is_fitted_to_what_was_measured() -> None:
 def test_the_plan_holds_the_present_setting_and_every_sort() -> None:
     found = candidates(SYNC, 8, 2, SLOW_RESET)
     assert found[0] == SYNC
-    assert len(found) == len(set(found))
+    assert len(found) == len(set(found)) == 15
     assert {setting.kind for setting in found} == {"subprocess", "async_subprocess"}
-    assert {s.num_workers for s in found} == {1, 2, 4, None}
-    assert any(s.spare_env_num for s in found)
+    assert {s.num_workers for s in found if s.kind == "subprocess"} == {1, 2, 4, "auto", None}
+    assert {s.wait_num for s in found if s.kind != "subprocess"} == {1, 2, 4, 6}
+    assert {s.spare_env_num for s in found} == {0, 8, 16}
     assert all(s.num_workers is None for s in found if s.spare_env_num)
     assert not any(s.spare_env_num for s in candidates(SYNC, 8, 2, NULL))
     v2 = candidates(Setting("subprocess_v2"), 8, 2, NULL)
     assert {s.kind for s in v2} == {"subprocess_v2", "async_subprocess_v2"}
     assert candidates(SYNC, 1, 2, NULL) == [SYNC]
     assert candidates(SYNC, 4, 2, NULL, ["base"]) == [SYNC, Setting("base")]
+    assert Setting("base") in candidates(SYNC, 4, 2, NULL, ["base", "subprocess"])
+    for n in (2, 3, 64):
+        assert 1 in {s.num_workers for s in candidates(ASYNC, n, 1, NULL)}
 
 
-def test_what_is_measured_has_the_best_and_one_of_each_sort() -> None:
-    settings = candidates(SYNC, 4, 2, SLOW_RESET)
-    chosen = entrants(settings, lambda s: rate(s, SLOW_RESET, 4), 8)
-    assert chosen[0].setting == SYNC
-    assert len(chosen) == 8
-    best = max(settings, key=lambda s: rate(s, SLOW_RESET, 4))
-    assert best in [c.setting for c in chosen]
-    assert {c.setting.kind for c in chosen} == {"subprocess", "async_subprocess"}
-    assert {bool(c.setting.spare_env_num) for c in chosen} == {True, False}
-    few = entrants(candidates(SYNC, 8, 2, BUSY), lambda s: rate(s, BUSY), 5)
-    sorts = {(c.setting.kind, c.setting.num_workers is None) for c in few}
-    assert len(sorts) == 4  # sync and async, shared or not, however few are measured
-    unknown = entrants([SYNC, Setting("thread")], lambda s: None, 2)
-    assert [c.expected for c in unknown] == [None, None]
+def test_what_tells_most_comes_first() -> None:
+    def first(one: Trial) -> list[tuple[str, bool, bool]]:
+        few = candidates(SYNC, 8, 2, one)[:5]
+        return [(s.kind[:5], s.num_workers is None, s.spare_env_num > 0) for s in few]
+
+    present, shared, gathered = ("subpr", True, False), ("subpr", False, False), "async"
+    each, few = (gathered, True, False), (gathered, False, False)
+    assert first(NULL) == [present, shared, few, each, shared]
+    assert first(SLOW_STEPS) == [present, *[(gathered, True, False)] * 4]
+    assert first(SLOW_RESET) == [
+        present,
+        (gathered, True, False),
+        ("subpr", True, True),
+        (gathered, True, True),
+        ("subpr", True, True),
+    ]
+
+
+def test_what_is_not_measured_is_for_want_of_time_or_memory() -> None:
+    def most(seconds: float = 40.0, launch_s: float = 0.2, **keys: int | None) -> int:
+        return most_entrants(
+            seconds, launch_s, 8, 0.13, **{"worker_bytes": None, "free_bytes": 10**9, **keys}
+        )
+
+    assert most() == 16
+    assert most(launch_s=1.0) == 8
+    assert most(launch_s=60.0) == most(seconds=0.5) == 5
+    assert most(worker_bytes=10**7) == 6
+    assert most(worker_bytes=10**9) == 2
 
 
 @pytest.mark.parametrize("n", range(1, 12))
@@ -148,7 +92,7 @@ def test_rounds_halve(n: int) -> None:
 
 
 def test_windows_see_several_episodes_where_resets_take_long() -> None:
-    for env in (NULL, CARTPOLE, UNEVEN, SLOW_RESET):
+    for env in (NULL, CARTPOLE, SLOW_STEPS, SLOW_RESET):
         for left_s in (0.4, 4.0, 40.0):
             window_s, lead_s = window_of(left_s, env)
             assert 0 < lead_s < window_s
@@ -281,6 +225,12 @@ def test_laps_in_which_the_machine_was_slow_count_as_the_others() -> None:
     assert (one.ratio, two.ratio, late.ratio) == pytest.approx((1.0, 1.2, 1.5), rel=0.01)
     assert one.spread == pytest.approx(0.0, abs=0.01)
     assert (one.rate, late.rate) == (100.0, 150.0)
+    first, other = (
+        Measured(setting, dict(enumerate(rates)))
+        for setting, rates in ((SYNC, (100.0, 150.0)), (ASYNC, (300.0, 200.0)))
+    )
+    compare([first, other])
+    assert first.ratio == pytest.approx(1.0), "whatever others do"
 
 
 def test_those_that_lose_are_dropped_at_once() -> None:
@@ -290,13 +240,6 @@ def test_those_that_lose_are_dropped_at_once() -> None:
     assert len(its.dropped) == 5
     assert settings[0] not in its.dropped
     assert settings[-1] not in its.dropped
-
-
-def test_a_model_is_right_within_15_percent() -> None:
-    assert is_right(115.0, 100.0)
-    assert not is_right(116.0, 100.0)
-    assert is_right(None, 100.0) is None
-    assert is_right(100.0, 0.0) is None
 
 
 # -- settings and configs -------------------------------------------------------------------------
@@ -309,14 +252,16 @@ def config(**keys: Any) -> dict[str, Any]:
 
 def test_a_setting_is_read_from_a_config_and_changes_it() -> None:
     assert setting_of(config()) == setting_of(config(num_workers=8)) == SYNC
-    assert setting_of(config(num_workers="auto")) == SYNC
-    two = Setting("subprocess", 2)
-    assert changes_of(two, SYNC, config()) == {"num_workers": 2}
-    assert changes_of(SYNC, SYNC, config(num_workers=8)) == {}
-    assert changes_of(two, two, config(num_workers="auto")) == {}
-    assert changes_of(SYNC, two, config(num_workers="auto")) == {"num_workers": None}
-    assert changes_of(ASYNC, SYNC, config()) == {"type": "async_subprocess", "wait_num": 4.0}
-    assert changes_of(ASYNC, SYNC, config(num_workers=8)).keys() == {"type", "wait_num"}
+    two, auto = Setting("subprocess", 2), setting_of(config(num_workers="auto"))
+    assert auto == Setting("subprocess", "auto")
+    assert changes_of(two, SYNC) == {"num_workers": 2}
+    assert changes_of(SYNC, setting_of(config(num_workers=8))) == {}
+    assert changes_of(auto, auto) == {}
+    assert changes_of(SYNC, auto) == {"num_workers": None}
+    assert changes_of(ASYNC, SYNC) == {"type": "async_subprocess", "wait_num": 4.0}
+    assert str(auto) == "subprocess, auto"
+    assert without_workers(ASYNC) == Setting("base")
+    assert without_workers(Setting("subprocess_v2", 2)) == Setting("base_v2")
     assert str(two) == "subprocess, 2 workers"
     with_spare = Setting("async_subprocess", None, 4, 1)
     assert str(with_spare) == "async_subprocess, a worker each, wait_num 4, 1 spare"

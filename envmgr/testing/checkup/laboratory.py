@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium
+import numpy as np
 
 from envmgr import pickles
-from envmgr.env.still import StillEnv
 from envmgr.errors import EnvCrash, EnvFailure, EnvManagerError, EnvRaised, EnvTimeout
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
@@ -109,7 +109,7 @@ class Laboratory:
             "preload": False,
             "worker_log": worker_log,
         }
-        self._manager: EnvManager = create_env_manager(config, env_fn=[_idle_env] * places)
+        self._manager: EnvManager = create_env_manager(config, env_fn=[_StillEnv] * places)
         self._manager.launch()
 
     def close(self) -> None:
@@ -136,6 +136,16 @@ def _unpack_and_run(env: Any, packed: bytes) -> Any:
     return probe(*args)
 
 
-def _idle_env() -> StillEnv:
-    """Return an env of nobody's: probes need a process, and no env of its own in it."""
-    return StillEnv(gymnasium.spaces.Box(-1.0, 1.0, (1,)), gymnasium.spaces.Discrete(2))
+class _StillEnv(gymnasium.Env[Any, Any]):
+    """Does nothing: probes need a process, and no env of its own in it."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        return np.zeros(1, np.float32), 0.0, False, False, {}

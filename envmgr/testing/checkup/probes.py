@@ -19,7 +19,7 @@ from envmgr.env.contract import env_name
 from envmgr.env.play import RandomPlay
 from envmgr.testing.checksums import checksum_of, reward_checksum
 from envmgr.testing.checkup.processes import Holdings, holdings
-from envmgr.testing.env_check import env_problems
+from envmgr.testing.env_check import problems_of_one, seeded_run
 from envmgr.worker.profiling import profile_env
 
 Factory = Callable[[], Any]
@@ -163,8 +163,11 @@ def _why_unpicklable(info: Any) -> str:
 
 
 def contract(factory: Factory, n_steps: int, seed: int) -> list[tuple[str, str]]:
-    """Return what `env_problems` finds, as pairs of kind and message."""
-    problems = env_problems(factory, n_steps=n_steps, seed=seed, forgives=True)
+    """Return what `env_problems` finds, as pairs of kind and message.
+
+    But for what two runs with the same seed have in common: `trajectory` is for that.
+    """
+    problems, _ = problems_of_one(factory, n_steps=n_steps, seed=seed, forgives=True)
     return [(problem.kind, problem.message) for problem in problems]
 
 
@@ -186,27 +189,15 @@ class Trajectory(NamedTuple):
 def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
     """Step an env with actions that follow from the seed, two times over."""
     with _env_of(factory) as env:
-        observation_space, action_space, _ = adapt.spaces_of(env)
-        of_obs = checksum_of(observation_space)
-
-        is_seeded = adapt.takes_seeds(env)
+        of_obs = checksum_of(adapt.spaces_of(env)[0])
 
         def run() -> tuple[int, ...]:
-            action_space.seed(seed)
-            if is_seeded:
-                adapt.seed_env(env, seed, None)
             play = _play_of(env)
-            sums = [of_obs(play.reset()[0])]
-            for _ in range(n_steps):
-                timestep = play.step(play.action())
-                if play.n_failed:
-                    return (*sums, CUT)
-                sums.append(of_obs(timestep.obs) ^ reward_checksum(timestep.reward))
-                if timestep.done:
-                    sums.append(of_obs(play.reset()[0]))
-            return tuple(sums)
+            given = seeded_run(env, play, n_steps, seed)
+            sums = tuple(of_obs(one.obs) ^ reward_checksum(one.reward) for one in given)
+            return (*sums, CUT) if play.n_failed else sums
 
-        return Trajectory(is_seeded, run(), run())
+        return Trajectory(adapt.takes_seeds(env), run(), run())
 
 
 def reset_with(factory: Factory, params: dict[str, Any]) -> None:

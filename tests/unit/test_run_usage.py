@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from envmgr.tuning.advice import Usage, advice_of
-from envmgr.tuning.settings import Setting
+from envmgr.cli.usage import Usage, advice_of
 
 # Eight CartPoles with a process each on two cores, as on an idle machine.
 CARTPOLES = Usage(
-    setting=Setting("subprocess"),
+    is_plain=True,
     env_num=8,
     n_workers=8,
     cores=2,
@@ -23,7 +22,7 @@ CARTPOLES = Usage(
 )
 # Eight envs that sleep 10 ms in each step, in two workers.
 WAITING = Usage(
-    setting=Setting("subprocess", 2),
+    is_plain=True,
     env_num=8,
     n_workers=2,
     cores=2,
@@ -48,8 +47,7 @@ def test_envs_that_wait_should_not_share() -> None:
     [
         replace(CARTPOLES, wall_s=0.5),
         replace(CARTPOLES, steps=100),
-        replace(CARTPOLES, setting=Setting("base")),
-        replace(CARTPOLES, setting=Setting("subprocess", None, float("inf"), 2)),
+        replace(CARTPOLES, is_plain=False),
         replace(CARTPOLES, env_num=2, n_workers=2),  # a core for each
         replace(CARTPOLES, cores=8),
         replace(CARTPOLES, workers_s=13.0),  # steps that compute
