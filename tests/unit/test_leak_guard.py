@@ -86,14 +86,25 @@ def test_an_fd_is_found_with_its_target(guard: LeakGuard, tmp_path: Path) -> Non
 def test_a_living_child_is_found_with_its_command_and_killed(guard: LeakGuard) -> None:
     before = guard.snapshot()
     read_end, write_end = os.pipe()
+    hears_end, says_end = os.pipe()
     child = os.posix_spawn(
-        sys.executable, WAIT_FOR_STDIN, {}, file_actions=[(os.POSIX_SPAWN_DUP2, read_end, 0)]
+        sys.executable,
+        [sys.executable, "-S", "-c", "input(1)"],
+        {},
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, read_end, 0),
+            (os.POSIX_SPAWN_DUP2, says_end, 1),
+            (os.POSIX_SPAWN_DUP2, says_end, 2),
+        ],
     )
     os.close(read_end)
+    os.close(says_end)
+    assert os.read(hears_end, 1) == b"1", "it runs: before that it may have no command yet"
+    os.close(hears_end)
     leak = only([line for line in guard.wait_until_clean(before, settle_s=0) if "fd" not in line])
     os.close(write_end)
     assert leak.startswith(f"process {child}, child of {os.getpid()}: ")
-    assert leak.endswith("-S -c input()")
+    assert leak.endswith("-S -c input(1)")
     with pytest.raises(ChildProcessError):  # it was killed and reaped
         os.waitpid(child, 0)
 
