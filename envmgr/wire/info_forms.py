@@ -100,7 +100,8 @@ class InfoForm:
         dtype: of a record, with a field for each value.
         names: of these fields.
         types: of the values.
-        number_dtypes: of the values, if all are numbers of one size; else None.
+        number_dtypes: of the values, if all are numbers of one size; else None. One, if they are
+            of one dtype.
         tree: of all values.
         most_present: the presence of all of them.
 
@@ -136,6 +137,8 @@ class InfoForm:
         dtypes = [field.dtype for field in self.fields]
         are_numbers = all(kind in _NUMBERS for kind in self.types)
         are_alike = len({dtype.itemsize for dtype in dtypes}) == 1
+        if len(set(dtypes)) == 1:
+            dtypes = dtypes[:1]
         self.number_dtypes = dtypes if are_numbers and are_alike else None
         self.most_present = (1 << len(self.fields)) - 1
         # What is to be looked at before it is read: which bytes are bools, and which are texts.
@@ -233,7 +236,7 @@ class InfoForm:
         for offset, nbytes in self._bools:
             if (table[:, offset : offset + nbytes] > 1).any():
                 raise ValueMismatchError("a bool of an info in shared memory is neither 0 nor 1")
-        texts = {k: self._texts_of(table, k) for k in self._texts}
+        texts = {k: self._texts_of(table, k) for k in self._texts} if self._texts else _NO_TEXTS
         return RecordBatch(self, records, count, presences, texts, odd)
 
     def read(self, record: bytes) -> dict[str, Any]:
@@ -477,6 +480,8 @@ class _Tree:
         return found
 
 
+_NO_TEXTS: dict[int, list[str]] = {}
+
 _NUMBERS = frozenset((float, int, np.float64, np.int64, np.float32))
 
 
@@ -587,7 +592,13 @@ class RecordBatch:
             any_present |= presence
         all_present = _all_true((count,)).copy()
         if form.number_dtypes is not None and len(presences) == 1:
-            columns = self._number_columns(form.number_dtypes)
+            values, present = self._number_columns(form.number_dtypes)
+            if any_present == form.most_present and form.tree.is_flat and hot is not None:
+                keys = form.tree.keys
+                return InfoColumns(
+                    hot.columns(InfoColumn, keys, values, present, form.types), all_present
+                )
+            columns: Iterable[InfoColumn] = map(InfoColumn.of, values, present, form.types)
             if any_present != form.most_present:
                 columns = [one for k, one in enumerate(columns) if any_present >> k & 1]
             return InfoColumns(form.tree_of(any_present).nested(iter(columns)), all_present)
@@ -613,16 +624,16 @@ class RecordBatch:
             found.append(InfoColumn.of(column, present, form.types[k]))
         return InfoColumns(form.tree_of(any_present).nested(iter(found)), all_present)
 
-    def _number_columns(self, dtypes: Sequence[np.dtype[Any]]) -> Iterable[InfoColumn]:
-        """Return the columns of all values, which are numbers of one size: copied in one piece."""
-        form, n, count = self.form, len(dtypes), self._count
-        first = dtypes[0]
+    def _number_columns(self, dtypes: Sequence[np.dtype[Any]]) -> tuple[Iterable[Array], Array]:
+        """Return all values, which are numbers of one size, by key; and that all are present."""
+        form, count, first = self.form, self._count, dtypes[0]
+        n = len(form.types)
         strides = first.itemsize, form.nbytes
         numbers = np.ndarray((n, count), first, self._records, form.offsets[0], strides).copy()
         rows: Iterable[Array] = numbers
-        if any(dtype is not first for dtype in dtypes):
+        if len(dtypes) > 1:
             rows = [row.view(dtype) for row, dtype in zip(numbers, dtypes, strict=True)]
-        return map(InfoColumn.of, rows, _all_true((n, count)).copy(), form.types)
+        return rows, _all_true((n, count)).copy()
 
     @property
     def told(self) -> list[int]:
