@@ -22,9 +22,9 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 2
+#define ABI 3
 
-static PyObject *name_step, *name_step_buffer, *name_fields, *name_abnormal, *name_nbytes;
+static PyObject *name_step, *name_step_buffer, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
 static double monotonic(void) {
     struct timespec now;
@@ -1382,6 +1382,46 @@ static PyObject *dicts(PyObject *module, PyObject *args) {
     return found;
 }
 
+PyDoc_STRVAR(columns_doc, "columns(cls, keys, values, present, kinds)\n--\n\n"
+                          "Return {key: cls((values[k], present[k]))}, each with its `kind`.");
+
+static PyObject *columns(PyObject *module, PyObject *args) {
+    PyObject *type, *keys, *values, *presents, *kinds;
+    if (!PyArg_ParseTuple(args, "O!O!OOO!", &PyType_Type, &type, &PyTuple_Type, &keys, &values, &presents,
+                          &PyTuple_Type, &kinds))
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(keys);
+    if (PyTuple_Size(kinds) != count) {
+        PyErr_SetString(PyExc_ValueError, "a kind for each key is needed");
+        return NULL;
+    }
+    if (!PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)) {
+        PyErr_SetString(PyExc_TypeError, "a type of tuples is needed");
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
+    PyObject *found = PyDict_New();
+    for (Py_ssize_t k = 0; found != NULL && k < count; k++) {
+        PyObject *value = PySequence_GetItem(values, k);
+        PyObject *present = value == NULL ? NULL : PySequence_GetItem(presents, k);
+        /* As in `timesteps`: nothing else is made until its items are there. */
+        PyObject *column = present == NULL ? NULL : alloc((PyTypeObject *)type, 2);
+        if (column == NULL) {
+            Py_XDECREF(value);
+            Py_XDECREF(present);
+            Py_CLEAR(found);
+            break;
+        }
+        PyTuple_SetItem(column, 0, value);
+        PyTuple_SetItem(column, 1, present);
+        if (PyObject_SetAttr(column, name_kind, PyTuple_GetItem(kinds, k)) < 0 ||
+            PyDict_SetItem(found, PyTuple_GetItem(keys, k), column) < 0)
+            Py_CLEAR(found);
+        Py_DECREF(column);
+    }
+    return found;
+}
+
 /* -- the trainer: timesteps ------------------------------------------------------------------- */
 
 PyDoc_STRVAR(timesteps_doc,
@@ -1456,6 +1496,7 @@ static const struct {
     {&name_fields, "_fields"},
     {&name_abnormal, "abnormal"},
     {&name_nbytes, "nbytes"},
+    {&name_kind, "kind"},
     {&name_actions, "actions"},
     {&name_timesteps, "timesteps"},
     {&name_latest, "_latest"},
@@ -1468,6 +1509,7 @@ static const struct {
 static PyMethodDef module_methods[] = {
     {"timesteps", timesteps, METH_VARARGS, timesteps_doc},
     {"records", records, METH_VARARGS, records_doc},
+    {"columns", columns, METH_VARARGS, columns_doc},
     {"dicts", dicts, METH_VARARGS, dicts_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -121,7 +121,7 @@ class ArrayLoop(_Managed):
 
 def _read_infos(batch: Any) -> None:
     """Have the infos of a batch made, as columns where there are such."""
-    if hasattr(batch, "info_columns"):
+    if hasattr(type(batch), "info_columns"):  # of the batch itself that would make them
         len(batch.info_columns)
     else:
         list(batch.infos)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.adapters.rows import RowIds
-from envmgr.manager import InfoColumn
+from envmgr.manager import InfoColumn, InfoColumns
 from envmgr.spaces import leafwise
 
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
@@ -92,6 +92,20 @@ def of_columns(
     return vector
 
 
+def at_rows(columns: Mapping[str, Any], rows: RowIds) -> dict[str, Any]:
+    """Return the columns of some of the infos: those of keys that any of these has."""
+    found: dict[str, Any] = {}
+    for key, column in columns.items():
+        present = column.present[rows]
+        if not present.any():
+            continue
+        if type(column) is InfoColumn:
+            found[key] = InfoColumn.of(column.values[rows], present, column.kind)
+        else:
+            found[key] = InfoColumns(at_rows(column, rows), present)
+    return found
+
+
 _SPECIAL = frozenset(("final_obs", "error"))
 """What Gymnasium keeps unbatched; and what is an exception before it is a text."""
 
@@ -134,28 +148,22 @@ def _column(n: int, value: Any) -> npt.NDArray[Any]:
     return np.full(n, None, dtype=object)
 
 
-def final(
-    n: int, ended: Sequence[int], infos: Sequence[dict[str, Any]], obs: Any, add: AddInfo
-) -> dict[str, Any]:
+def final(n: int, ended: Sequence[int], infos: dict[str, Any], obs: Any) -> dict[str, Any]:
     """Return what n envs say of the episodes that ended in a step after which they were reset.
 
     Args:
         n: number of envs.
         ended: whose episodes ended.
-        infos: of their last steps.
+        infos: of their last steps, as `batched` returns them.
         obs: a batch of their terminal observations.
-        add: see `batched`.
     """
     mask = np.zeros(n, dtype=np.bool_)
     mask[ended] = True
     shown = np.full(n, None, dtype=object)
-    vector: dict[str, Any] = {}
-    for k, (env_id, info) in enumerate(zip(ended, infos, strict=True)):
+    for k, env_id in enumerate(ended):
         shown[env_id] = of_one_env(obs, k)
-        if info:
-            vector = add(vector, info, env_id)
     return {
-        "final_info": vector,
+        "final_info": infos,
         "_final_info": mask,
         "final_obs": shown,
         "_final_obs": mask.copy(),
@@ -166,7 +174,7 @@ def final_as_029(
     n: int, ended: Sequence[int], infos: Sequence[dict[str, Any]], obs: Any
 ) -> dict[str, Any]:
     """As `final`, in the form that Gymnasium 0.29 had."""
-    found = final(n, ended, [{}] * len(ended), obs, adding_as_029(n))
+    found = final(n, ended, {}, obs)
     column = np.full(n, None, dtype=object)
     for env_id, info in zip(ended, infos, strict=True):
         column[env_id] = info

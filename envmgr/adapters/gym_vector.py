@@ -303,9 +303,15 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
             return None if columns is None else gym_infos.of_columns(columns, n)
         of_rows, begun = infos.of_rows, infos.begun
         columns = of_rows.columns if isinstance(of_rows, PlainInfos) else None
-        if columns is None or not gym_infos.are_like(columns, begun.values()):
+        return None if columns is None else self._with_more(columns, infos.positions, begun)
+
+    def _with_more(
+        self, columns: Mapping[str, Any], positions: Any, begun: Mapping[int, dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """Return the infos of envs that go on, and of those that begin; None as `_in_columns`."""
+        if not gym_infos.are_like(columns, begun.values()):
             return None
-        found = gym_infos.of_columns(columns, n, infos.positions)
+        found = gym_infos.of_columns(columns, self.num_envs, positions)
         return None if found is None else gym_infos.with_more(found, begun.items(), self._add)
 
     def _with_resets(self, step: Step, timeout: float | None) -> Rows | None:
@@ -340,17 +346,45 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         if not self._copies:
             obs = rows_of(obs, np.arange(n))
         put_rows(obs, ended, first)
-        last: list[dict[str, Any]] = [{}] * len(ended)
-        infos: dict[str, Any] = {}
-        if rows.infos is not None or any(begun):
-            each = [{}] * n if rows.infos is None else list(rows.infos)
-            last = [each[i] for i in ended]
-            for i, info in zip(ended, begun, strict=True):
-                each[i] = info
-            infos = gym_infos.batched(each, self._add)
+        by_id = dict(zip(ended, begun, strict=True))
         if self._as_029:
+            last = [{}] * len(ended) if rows.infos is None else [rows.infos[i] for i in ended]
+            infos = self._with_begun(rows.infos, by_id)
             return obs, {**infos, **gym_infos.final_as_029(n, ended, last, final)}
-        return obs, {**infos, **gym_infos.final(n, ended, last, final, self._add)}
+        infos, last_infos = self._same_step_infos(rows.infos, by_id)
+        return obs, {**infos, **gym_infos.final(n, ended, last_infos, final)}
+
+    def _same_step_infos(
+        self, infos: Sequence[dict[str, Any]] | None, begun: dict[int, dict[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what envs say after some of them were reset, and what these said before.
+
+        Args:
+            infos: of all steps; None if all of them are empty.
+            begun: the infos of resets, by env_id.
+        """
+        shown = last = None
+        columns = infos.columns if self._takes_columns and isinstance(infos, PlainInfos) else None
+        if columns is not None:
+            n, ended = self.num_envs, list(begun)
+            goes_on = np.ones(n, np.bool_)
+            goes_on[ended] = False
+            going = goes_on.nonzero()[0]
+            shown = self._with_more(gym_infos.at_rows(columns, going), going, begun)
+            last = gym_infos.of_columns(gym_infos.at_rows(columns, ended), n, ended)
+        if shown is None:
+            shown = self._with_begun(infos, begun)
+        if last is None:
+            of_ended = () if infos is None else ((i, infos[i]) for i in begun)
+            last = gym_infos.with_more({}, of_ended, self._add)
+        return shown, last
+
+    def _with_begun(
+        self, infos: Sequence[dict[str, Any]] | None, begun: dict[int, dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return infos as one dict, with those of resets in place of some of them."""
+        each = begun.items() if infos is None else enumerate(infos)
+        return gym_infos.with_more({}, ((i, begun.get(i, info)) for i, info in each), self._add)
 
     def _shown(self, obs: Any) -> Any:
         """Return observations without fixed layout as Gymnasium batches them."""

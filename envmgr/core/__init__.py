@@ -12,7 +12,7 @@ from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.supervisor import Supervisor
 from envmgr.core.table import NOBODY, EnvTable, EpisodeRules, HostGroup, ManagedEnv, Selection
-from envmgr.wire.info_columns import InfoColumn
+from envmgr.wire.info_columns import InfoColumn, InfoColumns
 
 __all__ = [
     "NOBODY",
@@ -24,6 +24,7 @@ __all__ = [
     "HostGroup",
     "Hosts",
     "InfoColumn",
+    "InfoColumns",
     "Lost",
     "ManagedEnv",
     "Next",

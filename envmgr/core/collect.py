@@ -54,6 +54,7 @@ from envmgr.wire.rewards import FIRST_WIDE, FITS_ALL, restored
 
 _make_timestep = partial(tuple.__new__, EnvTimestep)
 _make_ending = partial(tuple.__new__, Ending)
+_make_returning = partial(tuple.__new__, Returning)
 _EMPTY: Mapping[int, Any] = {}  # not a MappingProxyType: who keeps a batch may pickle it
 
 
@@ -637,7 +638,7 @@ class Collector:
         collected.result, collected.endings = result, ()
         collected.n_episodes = statistics.episodes
         timesteps = collected.n_before + collected.count
-        returning = Returning(collected, journal.caller)
+        returning = _make_returning((collected, journal.caller))
         collected.in_c.deliver(returning, collected.buffers, in_arena, timesteps)
         if self._has_spares or Phase.RESETTING in self._table.phases.column:
             self._go_on(collected)
@@ -788,7 +789,9 @@ class BatchInfos(Sequence[dict[str, Any]]):
         details, read = self._remarks.details, self._remarks.infos
         if read is None and not details:
             return InfoColumns({}, np.ones(len(self), np.bool_))
-        if type(read) is RecordBatch and not any(details[k][0] for k in read.odd if k in details):
+        if type(read) is RecordBatch and not (
+            read.odd and any(details[k][0] for k in read.odd if k in details)
+        ):
             return without_ends(read.columns())
         return columns_of(self._made())
 

@@ -1024,8 +1024,8 @@ class Gather:
             NothingReadyError: nothing is outstanding.
         """
         supervisor, submitter = self._supervisor, self._supervisor.submitter
-        posted = submitter.posted_in_c()
-        if posted is not None and policy.gathers_all and deadline == math.inf:
+        posted = submitter.posted_in_c() if deadline == math.inf else None
+        if posted is not None and policy.needed(posted.count) == posted.count:
             return self.exactly(posted)
         posts = submitter.posts
         outstanding = supervisor.statistics.outstanding

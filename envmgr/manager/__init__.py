@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envmgr.core import ArrayBatch, InfoColumn
+from envmgr.core import ArrayBatch, InfoColumn, InfoColumns
 from envmgr.manager.manager import EnvManager
 
-__all__ = ["ArrayBatch", "EnvManager", "InfoColumn"]
+__all__ = ["ArrayBatch", "EnvManager", "InfoColumn", "InfoColumns"]

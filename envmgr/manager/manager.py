@@ -737,7 +737,9 @@ class EnvManager:
             actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
         """
         with self._running.calling as supervisor:
-            self._surface(supervisor)
+            repair = supervisor.repair
+            if repair.fatal_errors or repair.urgent:
+                self._surface(supervisor)
             ring = self._ring_when_sent()
             sent = supervisor.submitter.rows(env_ids, actions, ring)
             if sent is None:

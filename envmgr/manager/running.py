@@ -243,7 +243,7 @@ class Running:
     def call_under_way(self) -> CallUnderWay | None:
         """The `call_async` whose results have not been taken, if there is one."""
         calling = self.calling
-        return calling if isinstance(calling, CallUnderWay) else None
+        return calling if type(calling) is CallUnderWay else None
 
     # -- what may be asked at any time, from any thread -----------------------------------
 

@@ -100,8 +100,8 @@ class InfoForm:
         dtype: of a record, with a field for each value.
         names: of these fields.
         types: of the values.
-        number_dtypes: of the values, if all are numbers of one size; else None.
-        tree: of all values.
+        number_dtype: of the values, if all are numbers of one dtype; else None.
+        has_objects: some values are neither numbers nor arrays.
         most_present: the presence of all of them.
 
     Raises:
@@ -112,7 +112,7 @@ class InfoForm:
         self.fields = tuple(fields)
         if not 0 < len(self.fields) <= MOST_FIELDS or not all(map(_is_sound, self.fields)):
             raise ValueError("these are not the fields of an info")
-        self.tree = _Tree(self.fields)
+        _Tree(self.fields)  # refuses those of one dict that do not follow each other
         offsets, offset = [], _FIRST_OFFSET
         for field in self.fields:
             dtype = field.dtype
@@ -133,10 +133,10 @@ class InfoForm:
         }
         self.dtype: np.dtype[Any] = np.dtype(described)  # type: ignore[call-overload]
         self.types = tuple(map(_type_of, self.fields))
-        dtypes = [field.dtype for field in self.fields]
-        are_numbers = all(kind in _NUMBERS for kind in self.types)
-        are_alike = len({dtype.itemsize for dtype in dtypes}) == 1
-        self.number_dtypes = dtypes if are_numbers and are_alike else None
+        dtypes = {field.dtype for field in self.fields}
+        are_numbers = len(dtypes) == 1 and all(kind in _NUMBERS for kind in self.types)
+        self.number_dtype = dtypes.pop() if are_numbers else None
+        self.has_objects = any(field.kind in (TEXT, NONE, EMPTY) for field in self.fields)
         self.most_present = (1 << len(self.fields)) - 1
         # What is to be looked at before it is read: which bytes are bools, and which are texts.
         self._bools = [
@@ -145,7 +145,7 @@ class InfoForm:
             if field.kind in (BOOL, "|b1")
         ]
         self._texts = [k for k, field in enumerate(self.fields) if field.kind == TEXT]
-        self._trees: dict[int, _Tree] = {self.most_present: self.tree}
+        self._variants: dict[int, _Variant] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InfoForm) and self.fields == other.fields
@@ -159,15 +159,17 @@ class InfoForm:
     def __repr__(self) -> str:
         return f"InfoForm({self.fields!r})"
 
-    def tree_of(self, presence: int) -> _Tree:
-        """Return the tree of the values that are present."""
-        tree = self._trees.get(presence)
-        if tree is None:
-            if len(self._trees) >= _KNOWN_VARIANTS:
-                self._trees.clear()
-            present = [field for k, field in enumerate(self.fields) if presence >> k & 1]
-            tree = self._trees[presence] = _Tree(present)
-        return tree
+    def variant(self, presence: int) -> _Variant:
+        """Return what infos are like in which some of the values are present."""
+        found = self._variants.get(presence)
+        if found is None:
+            if len(self._variants) >= _KNOWN_VARIANTS:
+                self._variants.clear()
+            there = [k for k in range(len(self.fields)) if presence >> k & 1]
+            tree = _Tree([self.fields[k] for k in there])
+            names, types = tuple(self.names[k] for k in there), tuple(self.types[k] for k in there)
+            found = self._variants[presence] = _Variant(tree, there, names, types)
+        return found
 
     # -- forms of infos -----------------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class InfoForm:
         for offset, nbytes in self._bools:
             if (table[:, offset : offset + nbytes] > 1).any():
                 raise ValueMismatchError("a bool of an info in shared memory is neither 0 nor 1")
-        texts = {k: self._texts_of(table, k) for k in self._texts}
+        texts = {k: self._texts_of(table, k) for k in self._texts} if self._texts else _NO_TEXTS
         return RecordBatch(self, records, count, presences, texts, odd)
 
     def read(self, record: bytes) -> dict[str, Any]:
@@ -477,6 +479,24 @@ class _Tree:
         return found
 
 
+class _Variant(NamedTuple):
+    """Infos of a form in which some of the values are present.
+
+    Attributes:
+        tree: of these.
+        there: which they are.
+        names: of their fields in a record.
+        types: of them.
+    """
+
+    tree: _Tree
+    there: Sequence[int]
+    names: tuple[str, ...]
+    types: tuple[type, ...]
+
+
+_NO_TEXTS: dict[int, list[str]] = {}
+
 _NUMBERS = frozenset((float, int, np.float64, np.int64, np.float32))
 
 
@@ -550,7 +570,7 @@ class RecordBatch:
         for k, field in enumerate(self.form.fields):
             if presence >> k & 1:
                 columns.append(self._listed(k, field, values, positions, count))
-        return self.form.tree_of(presence).dicts(iter(columns), count)
+        return self.form.variant(presence).tree.dicts(iter(columns), count)
 
     @property
     def _values(self) -> Array:
@@ -582,15 +602,12 @@ class RecordBatch:
     def columns(self) -> InfoColumns:
         """Return the infos as columns; without those that are of another form."""
         form, presences, count = self.form, self._presences, self._count
+        if len(presences) == 1 and not form.has_objects:
+            return self._array_columns(form.variant(presences[0]))
         any_present = 0
         for presence in set(presences):
             any_present |= presence
         all_present = _all_true((count,)).copy()
-        if form.number_dtypes is not None and len(presences) == 1:
-            columns = self._number_columns(form.number_dtypes)
-            if any_present != form.most_present:
-                columns = [one for k, one in enumerate(columns) if any_present >> k & 1]
-            return InfoColumns(form.tree_of(any_present).nested(iter(columns)), all_present)
         values, found = self._values, list[Any]()
         for k, field in enumerate(form.fields):
             if not any_present >> k & 1:
@@ -611,18 +628,27 @@ class RecordBatch:
             else:
                 column = values[form.names[k]].copy()
             found.append(InfoColumn.of(column, present, form.types[k]))
-        return InfoColumns(form.tree_of(any_present).nested(iter(found)), all_present)
+        return InfoColumns(form.variant(any_present).tree.nested(iter(found)), all_present)
 
-    def _number_columns(self, dtypes: Sequence[np.dtype[Any]]) -> Iterable[InfoColumn]:
-        """Return the columns of all values, which are numbers of one size: copied in one piece."""
-        form, n, count = self.form, len(dtypes), self._count
-        first = dtypes[0]
-        strides = first.itemsize, form.nbytes
-        numbers = np.ndarray((n, count), first, self._records, form.offsets[0], strides).copy()
-        rows: Iterable[Array] = numbers
-        if any(dtype is not first for dtype in dtypes):
-            rows = [row.view(dtype) for row, dtype in zip(numbers, dtypes, strict=True)]
-        return map(InfoColumn.of, rows, _all_true((n, count)).copy(), form.types)
+    def _array_columns(self, variant: _Variant) -> InfoColumns:
+        """Return the columns of infos that have the same values, all of them numbers or arrays."""
+        form, count, dtype = self.form, self._count, self.form.number_dtype
+        tree, there, names, types = variant
+        rows: Sequence[Array]
+        if dtype is None:
+            values = self._values
+            rows = [values[name].copy() for name in names]
+        else:  # numbers, which are copied in one piece
+            shape, strides = (len(form.names), count), (dtype.itemsize, form.nbytes)
+            rows = np.ndarray(shape, dtype, self._records, form.offsets[0], strides).copy()
+            if len(there) < len(form.names):
+                rows = [rows[k] for k in there]
+        present = _all_true((len(there) + 1, count)).copy()
+        if hot is not None and tree.is_flat:
+            columns = hot.columns(InfoColumn, tree.keys, rows, present, types)
+        else:
+            columns = tree.nested(map(InfoColumn.of, rows, present, types))
+        return InfoColumns(columns, present[-1])
 
     @property
     def told(self) -> list[int]:
@@ -674,7 +700,7 @@ class _Packer:
     def __init__(self, number: int, form: InfoForm, presence: int) -> None:
         self.number = number
         self.presence = presence
-        self.tree = form.tree_of(presence)
+        self.tree = form.variant(presence).tree
         self.nbytes = form.nbytes
         self.codes: list[str] = []
         self.offsets: list[int] = []

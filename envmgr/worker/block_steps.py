@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -68,9 +69,11 @@ class ActionReader:
 
     @property
     def readers(self) -> tuple[Any, Callable[[], list[Any]]]:
-        """The actions as Python's numbers, one by one, or None; and `read`, which always works."""
-        is_plain = self._is_number and self._forms is None and self._positions is None
-        return items(self._columns[0]) if is_plain else None, self.read
+        """The actions as Python's numbers, one by one, or None; and all of them, as `read`."""
+        if self._is_number and self._forms is None and self._positions is None:
+            (column,) = self._columns
+            return items(column), column.tolist
+        return None, self.read
 
     def read(self) -> list[Any]:
         """Return the action of each row."""
@@ -250,15 +253,20 @@ class BlockStepper:
         self._running_values = [row + 1 for row in self._rows]
         self._first, self._end = self._rows[0], self._rows[-1] + 1
         self._is_dense = self._end - self._first == len(block_rows)
+        self._read_requests: Callable[[], list[int]] = (
+            self._requests[self._first : self._end].tolist
+            if self._is_dense
+            else partial(self._in_rows, self._requests)
+        )
         takes_any = all(block_row.takes_any_number for block_row in block_rows)
         block, kinds = block_rows[0].sink.block, [one.action_kind for one in block_rows]
-        self._actions: ActionReader | MixedActionReader
+        actions: ActionReader | MixedActionReader
         if len(set(kinds)) == 1:
             rows, kind = self._rows, kinds[0]
-            self._actions = ActionReader(block, rows, takes_any_number=takes_any, kind=kind)
+            actions = ActionReader(block, rows, takes_any_number=takes_any, kind=kind)
         else:
-            self._actions = MixedActionReader(block, self._rows, kinds, takes_any_number=takes_any)
-        self._readers = self._actions.readers
+            actions = MixedActionReader(block, self._rows, kinds, takes_any_number=takes_any)
+        self._readers = actions.readers
         if hot is not None:
             since = self._since if self._timed else None
             self._take_in_c = hot.BatchOfSteps(hot.OrdinaryStep, self._running, since, self._index)
@@ -295,7 +303,9 @@ class BlockStepper:
         Returns:
             Whether resets follow the batch that was taken last; None if none was taken since then.
         """
-        if not self._has_rows():
+        if self._next_rows is not None:  # a change of them was interrupted
+            self._set_rows(self._next_rows)
+        if not self._block_rows:
             return None
         index, posted, finished, sleeping = (
             self._index,
@@ -342,23 +352,17 @@ class BlockStepper:
             if follows or await_bell is None or n_messages[index] != n_read:
                 return bool(follows)
 
-    def _has_rows(self) -> bool:
-        """Return whether an env takes part; finish a change of rows that was interrupted."""
-        if self._next_rows is not None:
-            self._set_rows(self._next_rows)
-        return bool(self._block_rows)
-
     def _take_batch(self, posting: int) -> bool:
         """Take the steps of a batch; return whether resets follow."""
         rings_for_each = bool(posting & RING_EACH)  # also where it was to ring at the end anyhow
-        requests = self._in_rows(self._requests)
+        requests = self._read_requests()
         tokens, rung_s, follows = self._step_tokens, monotonic() if rings_for_each else 0.0, False
         if self._column_steps:
             follows = self._take_columns(requests)
             if (tokens := self._step_tokens) == requests:
                 self.note_idle()
                 return follows
-        actions = self._actions.read()
+        actions = self._readers[1]()
         running, index, values = self._running, self._index, self._running_values
         since = self._since if self._timed else None
         self._batch = block_rows, steps = self._block_rows, self._steps

@@ -57,6 +57,7 @@ from envmgr.wire.block import (
     items,
     token_of,
 )
+from envmgr.wire.info_columns import InfoColumn
 from envmgr.wire.messages import EpisodePlan
 from envmgr.worker import block_steps, env_runner
 from tests.rig import Rig
@@ -100,6 +101,8 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):  # tracebacks have other frames
         names = [field.name for field in fields(value) if field.name != "traceback_text"]
         return type(value), [(name, plain(getattr(value, name))) for name in names]
+    if isinstance(value, InfoColumn):
+        return type(value), value.kind, plain(value.values), plain(value.present)
     if isinstance(value, (tuple, list)):
         return type(value), [plain(part) for part in tuple.__iter__(value)] if isinstance(
             value, tuple

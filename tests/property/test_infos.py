@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envmgr import as_gymnasium, create_env_manager
+from envmgr.adapters.rows import PlainInfos
 from envmgr.wire.block import block_is_possible
 from tests.values import same_values
 
@@ -34,13 +35,15 @@ class Telling(gym.Env[Any, Any]):
         plan: the infos of steps.
         first: the infos of resets.
         length: of an episode.
+        last: what the infos of steps that end episodes have besides.
     """
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, plan: Plan, first: Plan, length: int) -> None:
-        self._plan, self._first, self._length = plan, first, length
+    def __init__(self, plan: Plan, first: Plan, length: int, last: Plan = ({},)) -> None:
+        self._plan, self._first, self._last = plan, first, last
+        self._length = length
         self._n = self._t = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -51,8 +54,10 @@ class Telling(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Tell what is planned; arrays are always the same object, and change afterwards."""
         self._t, self._n = self._t + 1, self._n + 1
-        info = self._plan[self._n % len(self._plan)]
-        return np.zeros(2, np.float32), 1.0, self._t >= self._length, False, info
+        info, ends = self._plan[self._n % len(self._plan)], self._t >= self._length
+        if ends:
+            info = {**info, **self._last[self._n % len(self._last)]}
+        return np.zeros(2, np.float32), 1.0, ends, False, info
 
 
 _LARGE = (1 << 62, -(1 << 63), 1 << 64, 1 << 200)
@@ -121,19 +126,26 @@ class InfoMaker:
         return found
 
 
-Envs = Sequence[tuple[Plan, Plan, int]]
+Envs = Sequence[tuple[Plan, Plan, int, Plan]]
 
 
 def envs_of(seed: int) -> Envs:
-    """Return what one or two different envs tell: of steps, and of resets; and their lengths."""
+    """Return what one or two kinds of envs tell: of steps, resets and ends; and their lengths."""
     rng = random.Random(seed)
-    found = []
-    for _ in range(rng.choice((1, 1, 2))):
-        steps, resets = InfoMaker(rng), InfoMaker(rng)
+    found: list[tuple[Plan, Plan, int, Plan]] = []
+    n_kinds, are_as_long = rng.choice((1, 1, 2)), rng.random() < 0.5
+    for _ in range(n_kinds):
+        steps, resets, ends = InfoMaker(rng), InfoMaker(rng), InfoMaker(rng)
         plans = [steps.info() for _ in range(50)]
         firsts = [resets.info() for _ in range(9)]
-        found.append((plans, firsts, rng.randrange(2, 9)))
-    return found
+        lasts = [ends.info() for _ in range(9)] if rng.random() < 0.5 else [{}]
+        found.append((plans, firsts, rng.randrange(2, 9), lasts))
+    if are_as_long:
+        return found
+    each = [found[i % n_kinds] for i in range(N)]  # so that episodes end in some envs alone
+    return [
+        (plans, firsts, length + i, last) for i, (plans, firsts, length, last) in enumerate(each)
+    ]
 
 
 SEEDS = st.integers(0, 1 << 32)
@@ -205,7 +217,10 @@ def gymnasium_run(env: Any) -> list[Any]:
 @FEW
 @given(seed=SEEDS, kind=st.sampled_from(["base", "subprocess"]))
 def test_as_gymnasium_gives_what_a_sync_vector_env_gives(mode: Any, seed: int, kind: str) -> None:
-    envs = [(_without_ends(a), _without_ends(b), length) for a, b, length in envs_of(seed)]
+    envs = [
+        (_without_ends(plan), _without_ends(first), length, _without_ends(last))
+        for plan, first, length, last in envs_of(seed)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = gymnasium_run(SyncVectorEnv(factories_of(envs), autoreset_mode=mode))
@@ -213,6 +228,25 @@ def test_as_gymnasium_gives_what_a_sync_vector_env_gives(mode: Any, seed: int, k
         manager = create_env_manager({"type": kind, **more}, env_fn=factories_of(envs))
         got = gymnasium_run(as_gymnasium(manager, mode))
     assert same_values(got, expected, ordered=False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_as_gymnasium_looks_at_no_info_of_an_env_that_goes_on(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = [{"n": np.int64(k), "is": np.bool_(k), "text": str(k)} for k in range(3)]
+    steps = [{"x": 1.0, "inner": inner[k]} for k in range(3)]
+    firsts, lasts = [{"x": 2.0}, {"x": 3.0, "y": 1}], [{"episode": {"r": 1.0}}, {"episode": {}}]
+    envs = [(steps, firsts, 3 + 2 * i, lasts) for i in range(N)]
+    expected = gymnasium_run(SyncVectorEnv(factories_of(envs), autoreset_mode=mode))
+    manager = create_env_manager({"type": "base"}, env_fn=factories_of(envs))
+    env = as_gymnasium(manager, mode)
+    env.reset()
+    monkeypatch.setattr(PlainInfos, "_made", None)  # which makes the dicts of all envs
+    got = [env.step(np.zeros(N, np.int64))[4] for _ in range(STEPS)]
+    env.close()
+    assert same_values(got, expected[1:], ordered=False)
+    assert any("final_info" in infos or "y" in infos for infos in got)
 
 
 def _without_ends(plan: Plan) -> Plan:

@@ -25,6 +25,7 @@ import envmgr.hot
 from envmgr import EnvTimestep
 from envmgr.hot import ABI, PURE, hot
 from envmgr.wire.block import HAS_INFO, PLAIN_END, PLAIN_END_BITS, block_is_possible
+from envmgr.wire.info_columns import InfoColumn
 from tests.cases import for_each
 from tests.fuzz.hot import Different, compare, fuzz, trainer_cases, worker_cases
 from tests.rig import Rig
@@ -1167,6 +1168,30 @@ def test_dicts_are_made_of_lists_that_fit() -> None:
 
 
 @in_c
+def test_columns_are_made_of_as_many_parts_as_there_are_keys() -> None:
+    values, present = np.arange(6.0).reshape(2, 3), np.ones((2, 3), np.bool_)
+    found = hot.columns(InfoColumn, ("a", "b"), values, present, (float, np.float64))
+    assert [*found] == ["a", "b"]
+    for k, (column, kind) in enumerate(zip(found.values(), (float, np.float64), strict=True)):
+        assert type(column) is InfoColumn
+        assert (column.kind, len(column)) == (kind, 2)
+        assert np.shares_memory(column.values, values[k])
+        assert np.shares_memory(column.present, present[k])
+    with pytest.raises(ValueError, match="a kind for each key"):
+        hot.columns(InfoColumn, ("a", "b"), values, present, (float,))
+    with pytest.raises(TypeError, match="type of tuples"):
+        hot.columns(list, ("a",), values, present, (float,))
+    with pytest.raises(AttributeError):
+        hot.columns(tuple, ("a",), values, present, (float,))
+    with pytest.raises(IndexError):
+        hot.columns(InfoColumn, ("a", "b"), values[:1], present, (float, float))
+    with pytest.raises(IndexError):
+        hot.columns(InfoColumn, ("a", "b"), values, present[:1], (float, float))
+    with pytest.raises(TypeError, match="unhashable"):
+        hot.columns(InfoColumn, ([],), values, present, (float,))
+
+
+@in_c
 def test_no_info_is_kept() -> None:
     infos, _, _, _ = _plain_infos()
     value, key = 1e300, "".join(("a", "b"))
@@ -1178,6 +1203,10 @@ def test_no_info_is_kept() -> None:
             infos({key: 2})
             infos.learn(0, 1, 1, (key,), (float,), "d", (8,), 16)
             hot.dicts((key,), [[value] * 3], 3)
+            hot.columns(InfoColumn, (key,), [value], [value], (float,))
+            _quietly(hot.columns, tuple, (key,), [value], [value], (float,))
+            _quietly(hot.columns, InfoColumn, (key,), [value], [], (float,))
+            _quietly(hot.columns, InfoColumn, ([],), [value], [value], (float,))
             memory, numbers = np.zeros((2, 8), np.uint8), np.zeros(2, np.uint8)
             hot.records(memory, numbers, 0, 2, {0: types.SimpleNamespace(nbytes=8)})
             _quietly(hot.records, memory, numbers, 0, 2, {0: None})
