@@ -109,7 +109,7 @@ class Call:
         """
         engine, lock = self._engine, self._lock
         while self._journal.caller is None:
-            if lock.acquire(timeout=_LOOK_EVERY_S):
+            if lock.acquire(timeout=_LOOK_FOR_CALLER_EVERY_S):
                 if engine.closing:  # meanwhile
                     lock.release()
                     _refuse(engine)
@@ -224,7 +224,7 @@ _NO_MEMORY = (
 _PATIENCE = 10
 """So many interrupts may come in a row."""
 
-_LOOK_EVERY_S = 0.01
+_LOOK_FOR_CALLER_EVERY_S = 0.01
 """How often to look who has the lock."""
 
 _ONE_CALLER = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,6 +212,22 @@ def test_bad_calls_are_refused_and_change_nothing(world: World, setup: Setup) ->
     visit.release()
     assert seen(manager.recv(min_ready=1)[1].obs)[:5] == (1, 0, 0, 1, Do.GATE)
     assert seen(step_all(manager, {0: 5})[0].obs)[:5] == (0, 0, 0, 1, 5)
+
+
+@over(ALL_BLOCK)
+def test_an_env_that_there_is_not_is_refused_wherever_it_stands_among_others(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 4)
+    ready_all(manager)
+    stats = manager.stats()
+    for nobody in (-1, 4):
+        for env_ids in permutations((0, 2, nobody)):
+            with pytest.raises(UnknownEnvError) as raised:
+                manager.send_arrays([*env_ids], np.zeros(3, np.int64))
+            check_text(raised.value, str(nobody), "0 to 3")
+    assert manager.stats() == stats
+    assert sorted(step_all(manager, dict.fromkeys(range(4), 5))) == [0, 1, 2, 3]
 
 
 CALLS_OF_A_RUNNING_MANAGER: dict[str, Callable[[Any], Any]] = {

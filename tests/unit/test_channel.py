@@ -335,6 +335,18 @@ def test_frames_are_bytes_of_their_own() -> None:
 # -- what an interrupt leaves ---------------------------------------------------------------------
 
 
+def test_a_bell_does_not_come_into_the_midst_of_a_frame(ends: Any) -> None:
+    parent, host = ends
+    parent.send(encode(message(1, b"b" * 300_000)))
+    found = list(host.receive())
+    assert parent.has_unsent, "there is room in the pipe, and a part of the frame is still to come"
+    parent.ring(b"\0")
+    while parent.has_unsent:
+        parent.flush()
+        found += host.receive()
+    assert [one.message().payload for one in found] == [b"b" * 300_000]
+
+
 def test_a_frame_that_comes_in_many_pieces_with_bells_before_it_is_one_frame(ends: Any) -> None:
     parent, host = ends
     frame = encode(message(1, b"b" * 300_000))

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +69,19 @@ def test_the_end_of_stderr_and_the_report_are_read_once(
     text = "one\ntwo\nFatal Python error: Segmentation fault\n\n  File x"
     assert words.take(3) == text
     assert words.take(3) == ""
+
+
+def test_what_a_process_forked_by_an_env_writes_is_not_kept(
+    words: LastWords, reports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks: list[Callable[[], None]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: hooks.append(after_in_child))
+    stream = record(words, 0, monkeypatch)
+    print("of the worker", file=sys.stderr)
+    hooks[0]()
+    print("of its child", file=sys.stderr)
+    assert stream.getvalue() == "of the worker\nof its child\n"
+    assert words.take(0) == "of the worker"
 
 
 def test_hosts_have_places_of_their_own(
