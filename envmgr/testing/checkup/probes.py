@@ -18,14 +18,15 @@ from envmgr.env.async_env import as_blocking
 from envmgr.env.contract import env_name
 from envmgr.env.play import RandomPlay
 from envmgr.testing.checksums import checksum_of, reward_checksum
-from envmgr.testing.checkup.processes import Holdings, holdings
+from envmgr.testing.checkup.processes import Holdings, holdings, release_free_memory
 from envmgr.testing.env_check import env_problems, seeded_run
 from envmgr.worker.profiling import profile_env
 
 Factory = Callable[[], Any]
 
-SAMPLES = 40
-"""How often the process is looked at while it endures episodes."""
+MOST_SAMPLES = 40
+"""How often the process is looked at while it endures episodes: at least half as often, unless
+there are fewer episodes."""
 
 LONGEST_EPISODE = 1000
 """Steps after which an episode is cut short by a reset."""
@@ -225,19 +226,26 @@ class Endured(NamedTuple):
 
 
 def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
-    """Run episodes, as many as asked for or as fit into the time."""
-    end, every = time.monotonic() + limit_s, max(1, episodes // SAMPLES)
+    """Run episodes, as many as asked for or as fit into the time.
+
+    The process is looked at after each of them at first, and less often the more there are: however
+    few fit into the time, there are samples of them, equally spaced in episodes.
+    """
+    end, every = time.monotonic() + limit_s, 1
     n_steps = cut = 0
-    samples = []
+    samples: list[tuple[int, Holdings]] = []
     with _env_of(factory) as env:
         play = _play_of(env)
         for episode in range(episodes + 1):
-            over = time.monotonic() >= end
+            over = episode == episodes or time.monotonic() >= end
             if episode % every == 0 or over:
                 gc.collect()
+                release_free_memory()
                 samples.append((episode, holdings()))
-            if over or episode == episodes:
+            if over:
                 break
+            if len(samples) == MOST_SAMPLES:
+                samples, every = samples[::2], 2 * every
             play.reset()
             taken, done = 0, False
             while not done and taken < LONGEST_EPISODE and time.monotonic() < end:
