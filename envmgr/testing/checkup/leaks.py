@@ -38,14 +38,17 @@ def of_endurance(found: Endured, asked: int) -> list[Finding]:
     """Judge what came to stay in a process over many episodes."""
     episodes = found.samples[-1][0]
     about = f"{counted(episodes, 'episode')}, {counted(found.n_steps, 'step')}"
+    why = "its process died of more" if found.asked < asked else "the time was over"
     if episodes < asked:
-        about += f" (of {asked:,} asked for; the time was over)"
+        about += f" (of {asked:,} asked for; {why})"
     if found.cut:
         about += f"; {counted(found.cut, 'episode')} cut short"
     if len(found.samples) < _FEWEST_SAMPLES:
-        more = "--seconds" if episodes < asked else "--episodes"
+        advice = "Give more --seconds." if episodes < asked else "Give more --episodes."
+        if found.asked < asked:
+            advice = "A process that dies so early hardly fills up."
         text = f"{about}: too few to tell a leak, not judged"
-        return [Finding("leaks", Level.NOTE, text, f"Give more {more}.")]
+        return [Finding("leaks", Level.NOTE, text, advice)]
     findings, stays = [], []
     for name in _NOTICED:
         values = [getattr(one, name) for _, one in found.samples]

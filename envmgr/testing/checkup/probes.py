@@ -19,7 +19,9 @@ from envmgr.env.contract import env_name
 from envmgr.env.play import RandomPlay
 from envmgr.testing.checksums import checksum_of, reward_checksum
 from envmgr.testing.checkup.processes import Holdings, holdings, release_free_memory
+from envmgr.testing.checkup.tally import Tally
 from envmgr.testing.env_check import env_problems, seeded_run
+from envmgr.types import EnvTimestep
 from envmgr.worker.profiling import profile_env
 
 Factory = Callable[[], Any]
@@ -77,9 +79,21 @@ def _env_of(factory: Factory) -> Iterator[Any]:
 _plays: list[RandomPlay] = []
 """Of the probe that runs in this process."""
 
+_tallies: list[Tally] = []
+"""Where it counts steps: one at most."""
+
+
+class _TalliedPlay(RandomPlay):
+    """Says of each step that it is tried: if the process dies of it, nobody else can."""
+
+    def step(self, action: Any) -> EnvTimestep:
+        for tally in _tallies:
+            tally.add_one()
+        return super().step(action)
+
 
 def _play_of(env: Any) -> RandomPlay:
-    _plays.append(play := RandomPlay(env))
+    _plays.append(play := _TalliedPlay(env))
     return play
 
 
@@ -102,11 +116,22 @@ class Plays(NamedTuple):
         return Plays(self.n_steps + other.n_steps, self.n_failed + other.n_failed, failure)
 
 
-def counted_plays(probe: Callable[..., Any], *args: Any) -> tuple[Any, Plays]:
-    """Run a probe; return what it returned, and what its random steps met."""
-    _plays.clear()
-    value = probe(*args)
-    return value, sum((Plays(p.n_steps, p.n_failed, p.failure) for p in _plays), Plays())
+def counted_plays(tally: str, probe: Callable[..., Any], *args: Any) -> tuple[Any, Plays]:
+    """Run a probe; return what it returned, and what its random steps met.
+
+    Args:
+        tally: path of the `Tally` of steps.
+        probe: one of those below.
+        *args: for it.
+    """
+    with contextlib.closing(Tally(tally)) as opened:
+        _tallies.append(opened)
+        try:
+            value = probe(*args)
+            return value, sum((Plays(p.n_steps, p.n_failed, p.failure) for p in _plays), Plays())
+        finally:
+            _plays.clear()
+            _tallies.clear()
 
 
 def describe(factory: Factory, n_steps: int = 20) -> Description:
@@ -184,8 +209,15 @@ class Trajectory(NamedTuple):
     again: tuple[int, ...]
 
 
-def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
-    """Step an env with actions that follow from the seed, two times over."""
+def trajectory(factory: Factory, n_steps: int, seed: int, whole: int) -> Trajectory:
+    """Step an env with actions that follow from the seed, two times over.
+
+    Args:
+        factory: builds it.
+        n_steps: how many steps.
+        seed: of env and actions.
+        whole: how many steps others take; with fewer, a trajectory is not whole.
+    """
     with _env_of(factory) as env:
         of_obs = checksum_of(adapt.spaces_of(env)[0])
 
@@ -193,7 +225,7 @@ def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
             play = _play_of(env)
             given = seeded_run(env, play, n_steps, seed)
             sums = tuple(of_obs(one.obs) ^ reward_checksum(one.reward) for one in given)
-            return (*sums, CUT) if play.n_failed else sums
+            return (*sums, CUT) if play.n_failed or n_steps < whole else sums
 
         return Trajectory(adapt.takes_seeds(env), run(), run())
 
@@ -215,11 +247,13 @@ class Endured(NamedTuple):
     """What became of a process while an env ran episodes.
 
     Attributes:
+        asked: how many of this process.
         n_steps: steps taken.
         cut: episodes that had not ended after `LONGEST_EPISODE` steps.
         samples: pairs of the number of episodes and what the process had then.
     """
 
+    asked: int
     n_steps: int
     cut: int
     samples: tuple[tuple[int, Holdings], ...]
@@ -253,7 +287,7 @@ def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
                 taken += 1
             n_steps += taken
             cut += not done
-    return Endured(n_steps, cut, tuple(samples))
+    return Endured(episodes, n_steps, cut, tuple(samples))
 
 
 def rebuild(factory: Factory, times: int, limit_s: float) -> tuple[Holdings, ...]:
