@@ -13,6 +13,7 @@ from envmgr.cli import main
 
 ENVS = '''
 import os
+import random
 
 import gymnasium
 import numpy as np
@@ -66,6 +67,15 @@ class Flaky(Sound):
         if self.np_random.random() < 0.002:
             raise OSError("socket closed")
         print("a line of the env's")
+        return super().step(action)
+
+
+class Mortal(Sound):
+    """Dies in one of 100 steps, at random."""
+
+    def step(self, action):
+        if random.random() < 0.01:
+            os._exit(7)
         return super().step(action)
 
 
@@ -165,6 +175,26 @@ def test_an_env_that_fails_now_and_then_is_looked_at_all_the_same(
     assert deaths["text"].startswith("in 1 of ")
     assert "its process died: exit code 7" in deaths["text"]
     assert main(["check", "c.yaml", *flaky, "--episodes", "400", "--strict"]) == 1
+
+
+@pytest.mark.timeout(180)
+def test_an_env_that_dies_at_random_is_looked_at_in_all_parts(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    mortal = ["--set", "env.entry=check_users_envs:Mortal", "--methods", "", "--json", "-"]
+    assert main(["check", "c.yaml", *mortal, "--episodes", "400"]) == 0
+    findings = json.loads(capfd.readouterr().out)["findings"]
+    levels = {one["part"]: one["level"] for one in findings}
+    assert {"determinism", "times", "leaks", "closing", "render", "Ctrl-C"} <= set(levels)
+    assert levels.pop("leaks") in ("ok", "note")
+    assert levels.pop("Ctrl-C") in ("ok", "warning")
+    (deaths,) = (one for one in findings if one["part"] == "failures")
+    assert levels.pop("failures") == "warning"
+    assert set(levels.values()) == {"ok"}
+    figures = deaths["figures"]
+    assert 3 < figures["n_died"] < figures["n_tries"]
+    assert 0.003 < figures["share_of_steps"] < 0.03
+    assert deaths["text"].startswith(f"in {figures['n_died']} of {figures['n_tries']} trials")
 
 
 def test_legal_actions_are_taken() -> None:

@@ -7,22 +7,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from envmgr.errors import EnvCrash, EnvManagerError
+from envmgr.errors import EnvCrash, EnvManagerError, EnvTimeout
 from envmgr.testing.checkup import leaks, probes, verdicts
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.interrupting import interrupt
 from envmgr.testing.checkup.laboratory import Laboratory, ProbeResult
+from envmgr.testing.checkup.tally import Tally
 from envmgr.texts import counted
 
 PACE_S = 1.0
 REBUILT = 6
 METHODS = ("fork", "spawn", "forkserver")
 FRAMES = "rgb_array"
-ATTEMPTS = 3
+ATTEMPTS = 8
 """So often a probe is tried whose process dies."""
 
+LESS = 8
+"""By this factor a probe does less the next time, to end before an env dies that does so at random:
+so the last one takes a step or two."""
+
 ENOUGH = 2
-"""After so many hangs and crashes the rest would only say the same again."""
+"""After so many hangs, each of which takes as long as it may, the rest would only say the same."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,8 @@ def check_up(
     options = options or CheckOptions()
     limit_s, worker_log = options.limit_s, options.worker_log
     opened = Laboratory(places=2, limit_s=limit_s, worker_log=worker_log)
-    with contextlib.closing(opened) as laboratory:
-        check = _Check(laboratory, factory, options, with_frames)
+    with contextlib.closing(opened) as laboratory, contextlib.closing(Tally()) as tally:
+        check = _Check(laboratory, factory, options, with_frames, tally)
         for name, part in check.parts.items():
             begin(name)
             yield from part()
@@ -98,12 +103,14 @@ class _Check:
         factory: Callable[[], Any],
         options: CheckOptions,
         with_frames: Callable[[], Any] | None,
+        tally: Tally,
     ) -> None:
         self._laboratory = laboratory
+        self._tally = tally
         self._factory = factory
         self._options = options
         self._with_frames = with_frames
-        self._n_broken = self._n_tries = 0
+        self._n_hangs = self._n_tries = self._n_deaths_in_play = 0
         self._plays = probes.Plays()
         self._deaths: list[ProbeResult] = []
         self.is_over = ""
@@ -118,37 +125,63 @@ class _Check:
             "Ctrl-C": self._interrupt,
         }
 
-    def _try(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> ProbeResult:
-        result = self._run(self._laboratory, probe, *args, place=place)
-        self._n_broken += result.is_broken
-        if self._n_broken >= ENOUGH:
-            self.is_over = "hangs or crashes again and again"
+    def _try(
+        self,
+        probe: Callable[..., Any],
+        factory: Callable[[], Any],
+        *args: Any,
+        effort: float | None = None,
+        place: int = 0,
+    ) -> ProbeResult:
+        result = self._run(self._laboratory, probe, factory, *args, effort=effort, place=place)
+        self._n_hangs += isinstance(result.failure, EnvTimeout)
+        if self._n_hangs >= ENOUGH:
+            self.is_over = "hangs again and again"
         return result
 
     def _run(
-        self, laboratory: Laboratory, probe: Callable[..., Any], *args: Any, place: int = 0
+        self,
+        laboratory: Laboratory,
+        probe: Callable[..., Any],
+        factory: Callable[[], Any],
+        *args: Any,
+        effort: float | None = None,
+        place: int = 0,
     ) -> ProbeResult:
         """Run a probe; another time in a new process if the env has died: it may do now and then.
 
         A hang takes as long as it may, and is not tried again.
+
+        Args:
+            laboratory: where.
+            probe: what.
+            factory: of the env; the probe's first argument.
+            *args: its last ones.
+            effort: between them, unless it is None: how many steps, seconds or the like the probe
+                takes. Less after a death.
+            place: in which process of the laboratory.
         """
-        deaths: list[ProbeResult] = []
-        while True:
-            self._n_tries += 1
-            result = laboratory.run(probes.counted_plays, probe, *args, place=place)
-            if not isinstance(result.failure, EnvCrash) or len(deaths) == ATTEMPTS - 1:
+        for _ in range(ATTEMPTS):
+            efforts = () if effort is None else (effort,)
+            packed = (self._tally.path, probe, factory, *efforts, *args)
+            n_before, self._n_tries = self._tally.n, self._n_tries + 1
+            result = laboratory.run(probes.counted_plays, *packed, place=place)
+            if not isinstance(result.failure, EnvCrash):
                 break
-            deaths.append(result)
+            self._deaths.append(result)
+            self._n_deaths_in_play += self._tally.n > n_before
+            if effort is not None:
+                effort = max(1, effort // LESS) if isinstance(effort, int) else effort / LESS
         if result.failure is not None:
             return result
         value, plays = result.value
         self._plays += plays
-        self._deaths += deaths
         return ProbeResult(value)
 
     def now_and_then(self) -> list[Finding]:
         """Judge what has failed, and gone well afterwards."""
-        return verdicts.of_failures(self._plays, self._deaths, self._n_tries)
+        share = self._n_deaths_in_play / max(self._tally.n, 1)
+        return verdicts.of_failures(self._plays, self._deaths, self._n_tries, share)
 
     def _judged(
         self,
@@ -156,9 +189,10 @@ class _Check:
         doing: str,
         judge: Callable[[Any], list[Finding]],
         probe: Callable[..., Any],
+        effort: float,
         *args: Any,
     ) -> list[Finding]:
-        result = self._try(probe, self._factory, *args)
+        result = self._try(probe, self._factory, *args, effort=effort)
         if result.failure is not None:
             return [verdicts.failed(part, result, doing)]
         return judge(result.value)
@@ -166,7 +200,7 @@ class _Check:
     def _contract(self) -> list[Finding]:
         options = self._options
         described = self._described = self._try(probes.describe, self._factory)
-        kept = self._try(probes.contract, self._factory, options.n_steps, options.seed)
+        kept = self._try(probes.contract, self._factory, options.seed, effort=options.n_steps)
         findings: list[Finding] = []
         if kept.failure is not None:
             findings.append(verdicts.failed("contract", kept, "random steps"))
@@ -181,17 +215,18 @@ class _Check:
 
     def _determinism(self) -> list[Finding]:
         options = self._options
-        arguments = (probes.trajectory, self._factory, options.n_steps, options.seed)
+        n_steps = options.n_steps
+        arguments = (probes.trajectory, self._factory, options.seed, n_steps)
         found = {
-            "in a worker": self._try(*arguments),
-            "in another": self._try(*arguments, place=1),
+            "in a worker": self._try(*arguments, effort=n_steps),
+            "in another": self._try(*arguments, effort=n_steps, place=1),
         }
         untried = {}
         for method in options.methods if not self.is_over else ():
             try:
                 opened = Laboratory(method, 1, options.limit_s, options.worker_log)
                 with contextlib.closing(opened) as other:
-                    found[f"with {method}"] = self._run(other, *arguments)
+                    found[f"with {method}"] = self._run(other, *arguments, effort=n_steps)
             except EnvManagerError as error:
                 untried[method] = str(error)
         findings = verdicts.of_trajectories(found)

@@ -15,6 +15,9 @@ from envmgr.texts import counted
 _NOTICED = {"rss_bytes": 2e6, "fds": 3, "threads": 3, "children": 3}
 """How much must have come to stay, over the time looked at, to be called a leak."""
 
+_UNEXPLAINED = {"rss_bytes": 50e6, "fds": 50, "threads": 50, "children": 50}
+"""How much may come to stay from the first episode on without a word, if it is no leak."""
+
 _WHAT = {
     "rss_bytes": "memory",
     "fds": "open files",
@@ -22,40 +25,69 @@ _WHAT = {
     "children": "child processes",
 }
 _GROWS = {"rss_bytes": "grows", "fds": "grow", "threads": "grow", "children": "grow"}
+_HAS_GROWN = {
+    "rss_bytes": "has grown",
+    "fds": "have grown",
+    "threads": "have grown",
+    "children": "have grown",
+}
 _FEWEST_SAMPLES = 9
 
 
 def of_endurance(found: Endured, asked: int) -> list[Finding]:
     """Judge what came to stay in a process over many episodes."""
     episodes = found.samples[-1][0]
-    findings = []
-    for name in _NOTICED:
-        values = [getattr(one, name) for _, one in found.samples]
-        grown = leak_of(values, _NOTICED[name])
-        if grown is None:
-            continue
-        rate = grown / max(1.0, episodes / 2)
-        findings.append(
-            Finding(
-                "leaks",
-                Level.PROBLEM if name != "rss_bytes" else Level.WARNING,
-                f"with every episode {_WHAT[name]} {_GROWS[name]} by {_rate(name, rate)}",
-                _LEAK_ADVICE[name],
-                figures={"name": name, "per_episode": rate},
-            )
-        )
     about = f"{counted(episodes, 'episode')}, {counted(found.n_steps, 'step')}"
+    why = "its process died of more" if found.asked < asked else "the time was over"
     if episodes < asked:
-        about += f" (of {asked:,} asked for; the time was over)"
+        about += f" (of {asked:,} asked for; {why})"
     if found.cut:
         about += f"; {counted(found.cut, 'episode')} cut short"
     if len(found.samples) < _FEWEST_SAMPLES:
-        text = f"{about}: too few to tell a leak"
-        return [*findings, Finding("leaks", Level.NOTE, text, "Give more --seconds.")]
+        advice = "Give more --seconds." if episodes < asked else "Give more --episodes."
+        if found.asked < asked:
+            advice = "A process that dies so early hardly fills up."
+        text = f"{about}: too few to tell a leak, not judged"
+        return [Finding("leaks", Level.NOTE, text, advice)]
+    findings, stays = [], []
+    for name in _NOTICED:
+        values = [getattr(one, name) for _, one in found.samples]
+        if None in values:
+            continue  # the system does not tell
+        grown, rise = leak_of(values, _NOTICED[name]), values[-1] - values[1]
+        if grown is not None:
+            findings.append(_leak(name, grown / found.samples[1][0]))
+        elif rise >= _UNEXPLAINED[name]:
+            findings.append(_rise(name, rise, about))
+        else:
+            stays.append(_WHAT[name])
     if not findings:
-        text = f"{about}: memory, files, threads and processes stay as they are"
+        what = " and ".join(filter(None, (", ".join(stays[:-1]), stays[-1])))
+        text = f"{about}: {what} stay as they are"
         findings.append(Finding("leaks", Level.OK, text))
     return findings
+
+
+def _leak(name: str, rate: float) -> Finding:
+    return Finding(
+        "leaks",
+        Level.PROBLEM if name != "rss_bytes" else Level.WARNING,
+        f"with every episode {_WHAT[name]} {_GROWS[name]} by {_rate(name, rate)}",
+        _LEAK_ADVICE[name],
+        figures={"name": name, "per_episode": rate},
+    )
+
+
+def _rise(name: str, rise: float, about: str) -> Finding:
+    """Return the finding for what has grown, and not as a leak does."""
+    amount = f"{rise / 1e6:,.0f} MB" if name == "rss_bytes" else f"{rise:,}"
+    return Finding(
+        "leaks",
+        Level.NOTE,
+        f"{about}: {_WHAT[name]} {_HAS_GROWN[name]} by {amount}, though not as evenly as a leak",
+        "Something fills up (a cache, a buffer), or leaks now and then: more --episodes tell.",
+        figures={"name": name, "rise": rise},
+    )
 
 
 _LEAK_ADVICE = {
@@ -67,7 +99,7 @@ _LEAK_ADVICE = {
 
 
 def leak_of(values: Sequence[float | None], noticed: float) -> float | None:
-    """Return by how much values have grown in the second half of the time, if it goes on so.
+    """Return by how much values grow from one to the next, if that goes on.
 
     What fills up (caches, pools of an allocator) grows less and less; a leak does not.
 
@@ -86,7 +118,7 @@ def leak_of(values: Sequence[float | None], noticed: float) -> float | None:
     early_growth, late_growth = middle - first, last - middle
     if early_growth <= 0 or late_growth < 0.5 * early_growth or last - first < noticed:
         return None
-    return float(last - first)
+    return float(last - first) / (len(late) - third)
 
 
 def of_rebuilding(found: Sequence[Holdings]) -> list[Finding]:

@@ -18,14 +18,17 @@ from envmgr.env.async_env import as_blocking
 from envmgr.env.contract import env_name
 from envmgr.env.play import RandomPlay
 from envmgr.testing.checksums import checksum_of, reward_checksum
-from envmgr.testing.checkup.processes import Holdings, holdings
+from envmgr.testing.checkup.processes import Holdings, holdings, release_free_memory
+from envmgr.testing.checkup.tally import Tally
 from envmgr.testing.env_check import problems_of_one, seeded_run
+from envmgr.types import EnvTimestep
 from envmgr.worker.profiling import profile_env
 
 Factory = Callable[[], Any]
 
-SAMPLES = 40
-"""How often the process is looked at while it endures episodes."""
+MOST_SAMPLES = 40
+"""How often the process is looked at while it endures episodes: at least half as often, unless
+there are fewer episodes."""
 
 LONGEST_EPISODE = 1000
 """Steps after which an episode is cut short by a reset."""
@@ -76,9 +79,21 @@ def _env_of(factory: Factory) -> Iterator[Any]:
 _plays: list[RandomPlay] = []
 """Of the probe that runs in this process."""
 
+_tallies: list[Tally] = []
+"""Where it counts steps: one at most."""
+
+
+class _TalliedPlay(RandomPlay):
+    """Says of each step that it is tried: if the process dies of it, nobody else can."""
+
+    def step(self, action: Any) -> EnvTimestep:
+        for tally in _tallies:
+            tally.add_one()
+        return super().step(action)
+
 
 def _play_of(env: Any) -> RandomPlay:
-    _plays.append(play := RandomPlay(env))
+    _plays.append(play := _TalliedPlay(env))
     return play
 
 
@@ -101,11 +116,22 @@ class Plays(NamedTuple):
         return Plays(self.n_steps + other.n_steps, self.n_failed + other.n_failed, failure)
 
 
-def counted_plays(probe: Callable[..., Any], *args: Any) -> tuple[Any, Plays]:
-    """Run a probe; return what it returned, and what its random steps met."""
-    _plays.clear()
-    value = probe(*args)
-    return value, sum((Plays(p.n_steps, p.n_failed, p.failure) for p in _plays), Plays())
+def counted_plays(tally: str, probe: Callable[..., Any], *args: Any) -> tuple[Any, Plays]:
+    """Run a probe; return what it returned, and what its random steps met.
+
+    Args:
+        tally: path of the `Tally` of steps.
+        probe: one of those below.
+        *args: for it.
+    """
+    with contextlib.closing(Tally(tally)) as opened:
+        _tallies.append(opened)
+        try:
+            value = probe(*args)
+            return value, sum((Plays(p.n_steps, p.n_failed, p.failure) for p in _plays), Plays())
+        finally:
+            _plays.clear()
+            _tallies.clear()
 
 
 def describe(factory: Factory, n_steps: int = 20) -> Description:
@@ -186,8 +212,15 @@ class Trajectory(NamedTuple):
     again: tuple[int, ...]
 
 
-def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
-    """Step an env with actions that follow from the seed, two times over."""
+def trajectory(factory: Factory, n_steps: int, seed: int, whole: int) -> Trajectory:
+    """Step an env with actions that follow from the seed, two times over.
+
+    Args:
+        factory: builds it.
+        n_steps: how many steps.
+        seed: of env and actions.
+        whole: how many steps others take; with fewer, a trajectory is not whole.
+    """
     with _env_of(factory) as env:
         of_obs = checksum_of(adapt.spaces_of(env)[0])
 
@@ -195,7 +228,7 @@ def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
             play = _play_of(env)
             given = seeded_run(env, play, n_steps, seed)
             sums = tuple(of_obs(one.obs) ^ reward_checksum(one.reward) for one in given)
-            return (*sums, CUT) if play.n_failed else sums
+            return (*sums, CUT) if play.n_failed or n_steps < whole else sums
 
         return Trajectory(adapt.takes_seeds(env), run(), run())
 
@@ -217,30 +250,39 @@ class Endured(NamedTuple):
     """What became of a process while an env ran episodes.
 
     Attributes:
+        asked: how many of this process.
         n_steps: steps taken.
         cut: episodes that had not ended after `LONGEST_EPISODE` steps.
         samples: pairs of the number of episodes and what the process had then.
     """
 
+    asked: int
     n_steps: int
     cut: int
     samples: tuple[tuple[int, Holdings], ...]
 
 
 def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
-    """Run episodes, as many as asked for or as fit into the time."""
-    end, every = time.monotonic() + limit_s, max(1, episodes // SAMPLES)
+    """Run episodes, as many as asked for or as fit into the time.
+
+    The process is looked at after each of them at first, and less often the more there are: however
+    few fit into the time, there are samples of them, equally spaced in episodes.
+    """
+    end, every = time.monotonic() + limit_s, 1
     n_steps = cut = 0
-    samples = []
+    samples: list[tuple[int, Holdings]] = []
     with _env_of(factory) as env:
         play = _play_of(env)
         for episode in range(episodes + 1):
-            over = time.monotonic() >= end
+            over = episode == episodes or time.monotonic() >= end
             if episode % every == 0 or over:
                 gc.collect()
+                release_free_memory()
                 samples.append((episode, holdings()))
-            if over or episode == episodes:
+            if over:
                 break
+            if len(samples) == MOST_SAMPLES:
+                samples, every = samples[::2], 2 * every
             play.reset()
             taken, done = 0, False
             while not done and taken < LONGEST_EPISODE and time.monotonic() < end:
@@ -248,7 +290,7 @@ def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
                 taken += 1
             n_steps += taken
             cut += not done
-    return Endured(n_steps, cut, tuple(samples))
+    return Endured(episodes, n_steps, cut, tuple(samples))
 
 
 def rebuild(factory: Factory, times: int, limit_s: float) -> tuple[Holdings, ...]:

@@ -141,37 +141,46 @@ def of_trajectories(found: Mapping[str, ProbeResult]) -> list[Finding]:
     return findings
 
 
-def of_failures(plays: Plays, deaths: Sequence[ProbeResult], n_tries: int) -> list[Finding]:
-    """Judge failures that did not come again at once.
+def of_failures(
+    plays: Plays, deaths: Sequence[ProbeResult], n_tries: int, death_share: float
+) -> list[Finding]:
+    """Judge failures that come now and then.
 
     Args:
         plays: what random steps have met.
-        deaths: what came of probes whose process died, and which went well afterwards.
+        deaths: what came of probes whose process died.
         n_tries: how often probes were tried.
+        death_share: of how many of the random steps a process died.
     """
     findings = []
-    advice = (
-        "Managers go on with such an env, built anew or reset (on_failure: recover); the steps "
-        "that fail are marked, and none is lost. Mend it where you can."
-    )
     if plays.n_failed:
         share = plays.n_failed / max(plays.n_steps, 1)
         last = plays.failure.splitlines()[-1]
         text = f"{plays.n_failed:,} of {counted(plays.n_steps, 'random step')} raised: {last}"
         text += f"\n{own_frames(plays.failure)}"
-        level = Level.WARNING
         figures = {"n_steps": plays.n_steps, "n_failed": plays.n_failed}
-        level, then = Level.WARNING, advice
-        if share > TOLERATED:
-            level = Level.PROBLEM
-            then = f"A run ends where more fail than max_failure_share ({TOLERATED:g}). Mend it."
-        findings.append(Finding("failures", level, text, then, figures))
+        findings.append(_of_share(share, text, figures))
     if deaths:
         text = f"in {len(deaths)} of {counted(n_tries, 'trial')} {deaths[0].text}"
+        if death_share:
+            text += f"; of about one in {counted(round(1 / death_share), 'random step')}"
         if deaths[0].stack:
             text += f"\n{deaths[0].stack.rstrip()}"
-        findings.append(Finding("failures", Level.WARNING, text, advice))
+        deadly = {"n_tries": n_tries, "n_died": len(deaths), "share_of_steps": death_share}
+        findings.append(_of_share(death_share, text, deadly))
     return findings
+
+
+def _of_share(share: float, text: str, figures: Mapping[str, Any]) -> Finding:
+    """Return the finding for failures in such a share of the steps."""
+    if share > TOLERATED:
+        advice = f"A run ends where more fail than max_failure_share ({TOLERATED:g}). Mend it."
+        return Finding("failures", Level.PROBLEM, text, advice, figures)
+    advice = (
+        "Managers go on with such an env, built anew or reset (on_failure: recover); the steps "
+        "that fail are marked, and none is lost. Mend it where you can."
+    )
+    return Finding("failures", Level.WARNING, text, advice, figures)
 
 
 def _difference_at(one: Sequence[int], other: Sequence[int]) -> int | None:
