@@ -234,6 +234,9 @@ _ONE_CALLER = (
 )
 
 
+CLOSED = "the manager was closed: launch() has its envs run again"
+
+
 def _refuse(engine: Engine) -> None:
     """Say why there are no calls any more.
 
@@ -245,7 +248,7 @@ def _refuse(engine: Engine) -> None:
             "this process is a fork of the one that launched the manager; its envs belong to "
             "that one. Launch a manager of its own here."
         )
-    raise ManagerClosedError("the manager is closed; call launch() first")
+    raise ManagerClosedError(CLOSED)
 
 
 LOOK_EVERY_S = 0.5
