@@ -37,6 +37,17 @@ logger = logging.getLogger("envmgr")
 _SPIN_S = 1e-3
 
 
+GIVE_A_FUNCTION = (
+    "it is an env: give a function that builds one, such as lambda: gymnasium.make(...)"
+)
+
+
+def is_env(value: Any) -> bool:
+    """Return whether something is an env, and not what builds one."""
+    methods = (getattr(type(value), name, None) for name in ("reset", "step"))
+    return all(map(callable, methods)) and not callable(value)
+
+
 def checked_factories(env_fn: Any) -> list[EnvFactory]:
     """Return a list of functions as a list of its own.
 
@@ -53,6 +64,8 @@ def checked_factories(env_fn: Any) -> list[EnvFactory]:
     wrong = [i for i, factory in enumerate(factories) if not callable(factory)]
     if not factories or wrong:
         found = f"entry {wrong[0]} is {short_text(factories[wrong[0]])}" if wrong else "it is empty"
+        if wrong and is_env(factories[wrong[0]]):
+            found += f"; {GIVE_A_FUNCTION}"
         raise ConfigError(f"env_fn should be a list of functions, one for each env; {found}")
     return factories
 

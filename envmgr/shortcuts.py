@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from typing_extensions import Unpack
 
 from envmgr.config import EnvConfig
-from envmgr.config.checks import Check, as_items, check_value, show_value, text
+from envmgr.config.checks import Check, Refused, as_items, check_value, show_value, text
 from envmgr.config.env_factories import checked_env_num, env_factories, key_of
+from envmgr.config.schema import with_hint
 from envmgr.errors import ConfigError, UnknownKeyError
+from envmgr.launch import GIVE_A_FUNCTION, is_env
 from envmgr.managers import BaseEnvManager, EnvManagerV2
 from envmgr.registry import create_env_manager
 
@@ -91,16 +93,40 @@ def make(
     try:
         manager: BaseEnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
     except UnknownKeyError as error:
-        if cfg.keys() <= BaseEnvManager.default_config().keys():
+        known = BaseEnvManager.default_config()
+        if cfg.keys() <= known.keys():
             raise
-        raise UnknownKeyError(f"{error}\nArguments of the env go into env_kwargs.") from None
+        unknown = next(key for key in cfg if key not in known)
+        if unknown in _MAPPINGS and isinstance(cfg[unknown], Mapping):
+            unknown = next(iter(cfg[unknown]), "name")
+        raise with_hint(error, _where_arguments_go(env, unknown)) from None
     return manager
+
+
+_MAPPINGS = ("kwargs", "env_args")
+"""Names that others have for `env_kwargs`."""
+
+
+def _where_arguments_go(env: Any, unknown: str) -> str:
+    """Return where an argument of the env belongs that was taken for a key of the config."""
+    if isinstance(env, str):
+        return f"Arguments of the env go into env_kwargs={{{unknown!r}: ...}}."
+    name = getattr(env, "__name__", "")
+    name = name if name.isidentifier() else "MyEnv"
+    return f"Arguments of the env go into its function: make(lambda: {name}({unknown}=...))."
+
+
+def _env_name(value: Any) -> str:
+    if is_env(value):
+        raise Refused(GIVE_A_FUNCTION)
+    name: str = text().convert(value)
+    return name
 
 
 _ENV = Check(
     "a gymnasium id, `package.module:callable`, a function that builds an env, or a list of such "
     "functions",
-    text().convert,
+    _env_name,
 )
 
 
@@ -117,9 +143,12 @@ def _factories(env: Sequence[Any], count: int) -> list[Callable[[], Any]]:
         raise ConfigError("env is an empty list: give it a function for each env.")
     for index, factory in enumerate(env):
         if not callable(factory):
+            what = "a list of envs is one of functions that each build an env"
+            if is_env(factory):
+                what = GIVE_A_FUNCTION
             raise ConfigError(
-                f"env[{index}] is {show_value(factory)}, but a list of envs is one of functions "
-                "that each build an env. For envs of an id, give the id and env_num."
+                f"env[{index}] is {show_value(factory)}, but {what}. For envs of an id, give the "
+                "id and env_num."
             )
     if len(env) != count:
         raise ConfigError(

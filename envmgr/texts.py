@@ -34,6 +34,17 @@ def short_time(seconds: float | None) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
+def seconds_text(seconds: float) -> str:
+    """Return how long something lasts, in words."""
+    if seconds < 1.0:
+        return "< 1 s"
+    if seconds < 120.0:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
 def counted(n: int, noun: str) -> str:
     """Return `1 episode`, `2 episodes`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

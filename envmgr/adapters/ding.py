@@ -148,8 +148,7 @@ class DingKind(EnvManager):
 
     def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
         """Reset envs and wait for it; see `EnvManager.reset`."""
-        if self.closed:  # before the arguments are looked at
-            raise ClosedError("the manager is closed; call launch() first")
+        self._refuse_unless_launched()  # before the arguments are looked at
         super().reset(reset_param)
 
     # No `step` of its own: what the manager's has delivered, Ctrl-C does not lose.

@@ -128,7 +128,7 @@ class Received(NamedTuple):
         rewards: (k,) float32.
         terminals: (k,) bool.
         truncations: (k,) bool.
-        infos: of those envs that have something to say.
+        infos: of those envs that have something to say; of one that has failed, with its `env_id`.
         env_ids: (k,), each one more than the one before it.
         masks: (k,) bool: all True.
     """
@@ -209,7 +209,11 @@ class Block:
     def received(self) -> Received:
         """Return what has come; of all envs of this block something has."""
         obs: Any = self._obs
-        infos = [info for info in self._infos if info]
+        infos = [
+            {**info, "env_id": env_id} if info.get("abnormal") else info
+            for env_id, info in zip(self.env_ids.tolist(), self._infos, strict=True)
+            if info
+        ]
         masks = np.ones(self._size, np.bool_)
         columns = obs, self._rewards, self.terminals.copy(), self.truncations.copy()
         return Received(*columns, infos, self.env_ids.copy(), masks)
@@ -386,8 +390,9 @@ class PufferVecEnv:
 
         Returns:
             (observations, rewards, terminals, truncations, infos, env_ids, masks): arrays with a
-            row for each env; the infos of those that have something to say; env_ids, which follow
-            on each other; masks are all True.
+            row for each env; the infos of those that have something to say, which have `abnormal`,
+            `error` and `env_id` for one that has failed; env_ids, which follow on each other;
+            masks are all True.
 
         Raises:
             EnvNotReadyError: nothing was sent.

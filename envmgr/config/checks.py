@@ -44,13 +44,20 @@ def show_value(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+_LEAST_BEGINNING = 3
+"""So many letters say what a name begins with."""
+
+
 def nearest_few(name: object, known: Iterable[str], most: int = 3) -> list[str]:
-    """Return the known names that are like `name`, the most alike first."""
+    """Return the known names that are like `name`, or begin with it; the most alike first."""
     if not isinstance(name, str):
         return []
     by_lower_case = {word.lower(): word for word in known}
     found = difflib.get_close_matches(name.lower(), by_lower_case, n=most, cutoff=0.6)
-    return [by_lower_case[one] for one in found]
+    if len(name) >= _LEAST_BEGINNING:
+        longer = sorted(word for word in by_lower_case if word.startswith(f"{name.lower()}_"))
+        found += [word for word in longer if word not in found]
+    return [by_lower_case[one] for one in found[:most]]
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:

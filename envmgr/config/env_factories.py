@@ -195,6 +195,12 @@ def _current_name(name: str) -> str:
 
 
 def _unknown_id_text(env_id: str, name: str, error: Exception) -> str:
+    module, _, attribute = name.rpartition(".")
+    if module and all(part.isidentifier() for part in name.split(".")) and ":" not in env_id:
+        return (
+            f"env.id is {env_id!r}, which gymnasium does not have. For {attribute} of the module "
+            f"{module}, write '{module}:{attribute}' (in a config: env.entry)."
+        )
     near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
     nearest = f"the nearest ids are {', '.join(near)}" if near else "no id is like it"
     meant = None if package_of_id(name) else nearest_package(name)

@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ class FilePolicy(Allowed):
                 return
         known = package_of_module(module) if registers else package_of_classes(module)
         if known is None:
+            self._refuse_missing(top, name, key)
             raise self._refusal(module, name, key)
         check_installed(known, self.folders, name, key)
 
@@ -134,6 +136,7 @@ class FilePolicy(Allowed):
             return
         known = package_of_module(module)
         if known is None:
+            self._refuse_missing(module.partition(".")[0], name, key)
             raise FilePolicy(self.imports)._refusal(module, name, key)
         check_installed(known, self.folders, name, key)
 
@@ -181,6 +184,18 @@ class FilePolicy(Allowed):
         if self.allows(module):
             return True
         return any(_lives_in(folder, module.partition(".")[0]) for folder in self.folders)
+
+    def _refuse_missing(self, top: str, name: str, key: str) -> None:
+        """Say of a module that nobody has that there is none: to allow it would be of no use.
+
+        Raises:
+            ConfigError: there is no module of that name; what is like it is named.
+        """
+        if find(top) is None and not any(_is_found_in(folder, top) for folder in self.folders):
+            raise ConfigError(
+                f"{key} is {name!r}, but there is no module {top!r}"
+                f"{_did_you_mean(top, map(str, self.folders))} Correct the name, or install it."
+            )
 
     def _refusal(self, module: str, name: str, key: str) -> ConfigError:
         folders = " or ".join(str(folder) for folder in self.folders)
@@ -286,8 +301,9 @@ def _import_module(name: str, key: str) -> ModuleType:
         if name == missing or name.startswith(f"{missing}."):
             looked_in = ", ".join(entry or "." for entry in sys.path)
             raise ConfigError(
-                f"{key} names the module {name!r}, but there is no {missing!r}; looked in "
-                f"{looked_in}. Install it, correct the name, or run where it can be found."
+                f"{key} names the module {name!r}, but there is no {missing!r}"
+                f"{_did_you_mean(missing)} Looked in {looked_in}. Install it, correct the name, or "
+                "run where it can be found."
             ) from None
         raise ConfigError(
             f"{key} names the module {name!r}, which needs the module {missing!r}, and that is "
@@ -298,6 +314,22 @@ def _import_module(name: str, key: str) -> ModuleType:
             f"{key} names the module {name!r}, whose import failed with {type(error).__name__}: "
             f"{error}. Correct the module; it has to be importable without side effects."
         ) from error
+
+
+def _did_you_mean(missing: str, folders: Iterable[str] = ()) -> str:
+    """Return the end of a sentence about a module that there is not: a question after one like it.
+
+    Args:
+        missing: the name.
+        folders: where modules of the user's are, besides the current one and that of the script.
+    """
+    above, _, last = missing.rpartition(".")
+    if above:
+        places = list(getattr(sys.modules.get(above), "__path__", ()))
+    else:
+        places = [*folders, "", *sys.path[:1]]
+    alike = nearest(last, (found.name for found in pkgutil.iter_modules(places)))
+    return f": did you mean {f'{above}.{alike}'.lstrip('.')!r}?" if alike else "."
 
 
 def _walk(

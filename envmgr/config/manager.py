@@ -75,7 +75,10 @@ class ManagerConfig(Section):
     PASSED_OVER: ClassVar[frozenset[str]] = frozenset(("cfg_type",))  # of DI-engine's configs
     MEANT: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("num_envs", "n_envs", "num_env", "n_env", "nenvs"), "env_num"),
-        "render_mode": "env.kwargs in a config file, and env_kwargs of `make`",
+        **dict.fromkeys(
+            ("kwargs", "env_args", "render_mode"),
+            "env.kwargs in a config file, and env_kwargs of `make`",
+        ),
     }
 
     type: str = option("base", text(), "registry key of the kind of manager", from_file=KIND)

@@ -123,10 +123,15 @@ def _as_given(value: Any) -> Any:
     return list(map(_as_given, value)) if isinstance(value, tuple) else to_plain(value)
 
 
+_LISTED = " Known keys:"
+
+
 def unknown_key(
     name: object, known: Iterable[str], where: str, meant: Mapping[str, str] | None = None
 ) -> UnknownKeyError:
     """Return the error for a key that `where` does not know; it names the nearest known ones.
+
+    All of them it lists only where none is near, or where they are few.
 
     Args:
         name: the key.
@@ -138,13 +143,22 @@ def unknown_key(
     alike = " or ".join(map(repr, nearest_few(name, names)))
     if meant and isinstance(name, str) and name in meant:
         alike = meant[name]
-    hint = f": did you mean {alike}?" if alike else "."
+    text = f"unknown key {show_value(name)} in {where}"
+    text += f": did you mean {alike}?" if alike else "."
     keys = f" {', '.join(names)}."
     if len(keys) > _LINE:
+        if alike:
+            return UnknownKeyError(text)
         keys = "\n" + textwrap.fill(
             keys, _LINE, initial_indent=" ", subsequent_indent="  ", break_on_hyphens=False
         )
-    return UnknownKeyError(f"unknown key {show_value(name)} in {where}{hint} Known keys:{keys}")
+    return UnknownKeyError(f"{text}{_LISTED}{keys}")
+
+
+def with_hint(error: UnknownKeyError, hint: str) -> UnknownKeyError:
+    """Return the error with a sentence more, which comes before the list of the known keys."""
+    text, listed, keys = str(error).partition(_LISTED)
+    return UnknownKeyError(f"{text} {hint}{listed}{keys}")
 
 
 def keys_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:

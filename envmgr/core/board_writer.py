@@ -19,15 +19,14 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from envmgr.core.activities import activities_of
 from envmgr.core.engine import Engine, Follower
-from envmgr.core.phases import Phase
 from envmgr.errors import EnvFailure
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process.threads import thread_name
 from envmgr.types import Clock
-from envmgr.wire.board import Activity, Board, BoardPlan, PostedBoard, put_text, text_in
+from envmgr.wire.board import Board, BoardPlan, PostedBoard, put_text, text_in
 from envmgr.wire.latencies import KINDS, NUMBERS, summary
 
 logger = logging.getLogger("envmgr")
@@ -40,26 +39,6 @@ _MOST_CALLS = 12
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _COMMANDS = f"{_OURS}cli{os.sep}"
-
-_OF_PHASE = np.zeros(len(Phase), np.uint8)
-for _phase, _activity in {
-    Phase.IDLE: Activity.READY,
-    Phase.STARTING: Activity.STARTING,
-    Phase.RESETTING: Activity.RESETTING,
-    Phase.POSTED: Activity.STEPPING,
-    Phase.STEPPING: Activity.STEPPING,
-    Phase.CANCELLING: Activity.CANCELLING,
-    Phase.CALLING: Activity.CALLING,
-    Phase.ENDING: Activity.ENDING,
-    Phase.PAUSING: Activity.PAUSING,
-}.items():
-    _OF_PHASE[_phase] = _activity
-
-_AT_WORK = np.isin(
-    np.arange(len(Activity)),
-    [Activity.STARTING, Activity.RESETTING, Activity.STEPPING, Activity.CALLING],
-)
-"""At what a host has to be asked first whether it has begun with it."""
 
 
 class BoardWriter:
@@ -158,7 +137,7 @@ class BoardWriter:
         if board is None:
             return
         hosts, states = self._engine.supervisor.hosts, self._engine.supervisor.states
-        activities, tokens = self._activities(), hosts.table.tokens.copy()
+        activities, tokens = activities_of(hosts), hosts.table.tokens.copy()
         seen = np.frombuffer(bytes(states.column), np.uint8)
         envs = hosts.envs
         with board.writing():
@@ -178,34 +157,6 @@ class BoardWriter:
             self._write_failures(board)
             self._write_call(board, now, is_new=has_moved)
             board.looked_at[0] = now
-
-    def _activities(self) -> npt.NDArray[np.uint8]:
-        hosts = self._engine.supervisor.hosts
-        table, block, n = hosts.table, hosts.block, hosts.env_num
-        phases = np.frombuffer(bytes(table.phases.column), np.uint8)
-        found: npt.NDArray[np.uint8] = _OF_PHASE[phases]
-        for env_id in list(table.undelivered):
-            if phases[env_id] == Phase.IDLE:
-                found[env_id] = Activity.ANSWERED
-        for env in hosts.envs:
-            if env.host_id is None and phases[env.env_id] == Phase.IDLE:
-                found[env.env_id] = Activity.NONE
-        if block is not None:
-            posted = (phases[:n] == Phase.POSTED) | (phases[:n] == Phase.STEPPING)
-            answered = (block.replies == table.tokens[:n]) & posted
-            found[:n][answered] = Activity.ANSWERED
-        at_work = _AT_WORK[found]
-        for group in hosts.groups:
-            if not group.is_shared:
-                continue
-            running = group.running.env_id if group.running is not None else -1
-            if block is not None and block.running[group.index]:
-                running = int(block.running[group.index]) - 1
-            if running in group.by_id:
-                for env_id in group.by_id:
-                    if env_id != running and at_work[env_id]:
-                        found[env_id] = Activity.QUEUED
-        return found
 
     def _write_counters(self, board: Board) -> bool:
         """Write them down; return whether steps were sent or delivered since the last look."""

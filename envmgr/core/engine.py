@@ -21,9 +21,10 @@ from multiprocessing.connection import wait
 from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
+from envmgr.core.activities import awaited_text
 from envmgr.core.collect import Collected
 from envmgr.core.journal import is_run
-from envmgr.core.phases import BEFORE_THE_CALLER, BEHIND_THE_CALLER, Phase
+from envmgr.core.phases import BEFORE_THE_CALLER, BEHIND_THE_CALLER
 from envmgr.core.statistics import Tracer
 from envmgr.core.supervisor import Supervisor
 from envmgr.core.table import Selection
@@ -37,7 +38,6 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.shared_caps import SharedUnits
-from envmgr.texts import env_ids_text
 from envmgr.transport.base import Transport
 from envmgr.transport.process.threads import thread_name
 from envmgr.transport.ready import Waker
@@ -234,6 +234,9 @@ _ONE_CALLER = (
 )
 
 
+CLOSED = "the manager was closed; call launch() to start its envs again"
+
+
 def _refuse(engine: Engine) -> None:
     """Say why there are no calls any more.
 
@@ -245,7 +248,7 @@ def _refuse(engine: Engine) -> None:
             "this process is a fork of the one that launched the manager; its envs belong to "
             "that one. Launch a manager of its own here."
         )
-    raise ManagerClosedError("the manager is closed; call launch() first")
+    raise ManagerClosedError(CLOSED)
 
 
 LOOK_EVERY_S = 0.5
@@ -773,20 +776,17 @@ class Engine:
             text = "%s has been waiting for %g s more, for %s. Ctrl-C or close() ends it."
             logger.warning(text, doing, WARN_EVERY_S, self.units.lacks)
             return
-        busy: dict[str, list[int]] = {}
-        for env in self.supervisor.envs:
-            if env.phase is not Phase.IDLE:
-                busy.setdefault(env.phase.label, []).append(env.env_id)
-        text = (
-            "; ".join(f"{what}: {env_ids_text(ids)}" for what, ids in busy.items())
-            or "nothing is busy"
-        )
+        watch, pids = self.watch, self.transport.pids
+        board = None if watch is None else watch.board
+        # Only of worker processes, and where there are boards to be found, a dump shows stacks.
+        ask = f" `envmgr dump {os.getpid()}` shows the line." if pids and board is not None else ""
         logger.warning(
-            "%s has been waiting for %g s more (%s). Without step_timeout and reset_timeout this "
+            "%s has been waiting for %g s more: %s.%s Without step_timeout and reset_timeout this "
             "can last for ever; Ctrl-C or close() ends it.",
             doing,
             WARN_EVERY_S,
-            text,
+            awaited_text(self.supervisor.hosts, board, self._clock()),
+            ask,
         )
 
     # -- the background ---------------------------------------------------------------------

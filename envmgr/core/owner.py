@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from envmgr.core.engine import LOOK_EVERY_S, MIN_INTERVAL_S, WARN_EVERY_S, Engine
+from envmgr.core.engine import CLOSED, LOOK_EVERY_S, MIN_INTERVAL_S, WARN_EVERY_S, Engine
 from envmgr.core.journal import Returning
 from envmgr.core.phases import Phase
 from envmgr.core.slots import Slots
@@ -377,7 +377,7 @@ class Owner:
         self._asleep = False
         self._has_engine.set()
         with contextlib.suppress(Exception):
-            self.slots.shut(ManagerClosedError("the manager is closed; call launch() first"))
+            self.slots.shut(ManagerClosedError(CLOSED))
             self.slots.notify_all()
         beside = self._beside
         if beside is not None:

@@ -63,7 +63,7 @@ from envmgr.manager.requests import (
     first_failure,
     send_requests,
 )
-from envmgr.manager.running import CallUnderWay, NotRunning, Refusal, Running
+from envmgr.manager.running import CallUnderWay, NotRunning, Refusals, Running
 from envmgr.manager.snapshots import (
     CommonState,
     Snapshot,
@@ -135,9 +135,8 @@ class EnvManager:
         action_space: Any = None,
         reward_space: Any = None,
     ) -> None:
-        not_launched = Refusal(self._closed_error, "the manager is closed; call launch() first")
-        self._running: Running | NotRunning = NotRunning(not_launched)
-        self._not_launched = not_launched
+        self._refusals = Refusals(self._closed_error)
+        self._running: Running | NotRunning = NotRunning(self._refusals.not_launched)
         self._alone = OneCaller()  # for launch and build, while there may be no engine
         config = ManagerConfig.from_mapping(cfg, self.preset)
         self._env_fn = self._factories_of(env_fn, config)
@@ -310,7 +309,7 @@ class EnvManager:
 
     def _keep_engine(self, engine: Engine) -> None:
         self._running = running = Running(
-            engine, self._config, self, self._not_launched, self._episode_log
+            engine, self._config, self, self._refusals, self._episode_log
         )
         if self._runs_envs_in_owner:  # from the first line of theirs on
             running.owner.await_engine()
@@ -846,12 +845,21 @@ class EnvManager:
 
     def _owner(self) -> Owner:
         """Return the thread that owns the engine; start it if this is the first lease."""
-        running = self._running
-        if not running.is_launched:
-            raise self._closed_error("the manager is closed; call launch() first")
-        running = running.itself
+        self._refuse_unless_launched()
+        running = self._running.itself
         running.engine.refuse_if_closed()
         return running.owner
+
+    def _refuse_unless_launched(self) -> None:
+        """Say that it is not launched, or that it was closed.
+
+        Raises:
+            ManagerClosedError: of this kind of manager: it is one or the other.
+        """
+        running = self._running
+        if not running.is_launched:
+            with running.calling:  # which refuses all calls, and says why
+                pass
 
     def _close_after_failure(self) -> None:
         self._discard_engine(self._config.close_timeout)

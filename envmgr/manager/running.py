@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from envmgr.config import ManagerConfig
 from envmgr.core import Supervisor
 from envmgr.core.board_writer import figures_of
-from envmgr.core.engine import Engine, Gather
+from envmgr.core.engine import CLOSED, Engine, Gather
 from envmgr.core.owner import Owner
 from envmgr.core.slots import SlotRules, Slots
 from envmgr.core.spares import NO_SPARES
@@ -41,6 +41,24 @@ class Refusal(AbstractContextManager[Supervisor]):
 
     def __exit__(self, *details: object) -> None:
         """Never called."""
+
+
+class Refusals:
+    """What public calls enter while a manager is not launched.
+
+    Args:
+        kind: of the errors.
+
+    Attributes:
+        not_launched: before the launch.
+        closed: after the end.
+    """
+
+    def __init__(self, kind: type[EnvManagerError]) -> None:
+        self.not_launched = Refusal(
+            kind, "the manager is not launched: use `with manager:`, or call launch()"
+        )
+        self.closed = Refusal(kind, CLOSED)
 
 
 class CallUnderWay(Refusal):
@@ -144,7 +162,7 @@ class Running:
         config: says where metrics and a timeline go.
         owner: the manager. If it is dropped without having been closed, the engine is closed with
             it; so nothing here refers to it.
-        not_launched: refuses public calls before the launch and after the end.
+        refusals: refuse public calls before the launch and after the end.
         log: told of episodes and failures; None if nobody wants to know.
 
     Attributes:
@@ -167,7 +185,7 @@ class Running:
         engine: Engine,
         config: ManagerConfig,
         owner: object,
-        not_launched: Refusal,
+        refusals: Refusals,
         log: EpisodeLog | None = None,
     ) -> None:
         self.engine = engine
@@ -175,10 +193,10 @@ class Running:
         self.gather = Gather(engine)
         self.statistics = engine.supervisor.statistics
         self.figures = figures_of(engine)
-        self.calling: AbstractContextManager[Supervisor] = not_launched
+        self.calling: AbstractContextManager[Supervisor] = refusals.not_launched
         self.is_built = False
         self.is_launched = False
-        self._not_launched = not_launched
+        self._closed = refusals.closed
         self._config = config
         self.slot_rules = SlotRules(
             config.step_timeout,
@@ -293,7 +311,7 @@ class Running:
     def refuse_calls(self) -> None:
         """Let no public call in any more: the end is near."""
         self.is_launched = self.is_built = False
-        self.calling = self._not_launched
+        self.calling = self._closed
 
     def hurry(self) -> None:
         """Have an end that is under way wait for nobody any more."""
@@ -319,4 +337,4 @@ class Running:
         if self._log is not None:
             self._log.close()
         self._finalizer.detach()
-        return NotRunning(self._not_launched, self.statistics, self.figures)
+        return NotRunning(self._closed, self.statistics, self.figures)

@@ -9,7 +9,7 @@ from typing import Any
 
 from envmgr.lifecycle import EnvState
 from envmgr.proc import resident_bytes
-from envmgr.texts import counted
+from envmgr.texts import counted, seconds_text
 from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.board import COUNTERS, Activity, Board, text_in
 
@@ -137,17 +137,6 @@ def _envs_text(env_ids: Sequence[int]) -> str:
 def _first_line(error: str | None) -> str:
     line = (error or "").partition("\n")[0]
     return line if len(line) <= _MOST_ERROR else f"{line[:_MOST_ERROR]}..."
-
-
-def seconds_text(seconds: float) -> str:
-    """Return how long something lasts, in words."""
-    if seconds < 1.0:
-        return "< 1 s"
-    if seconds < 120.0:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def command_of(pid: int) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from envmgr.config.paths import BEGINNING_OF_LINES
 from envmgr.core import ArrayBatch, EnvTable
 from envmgr.core.journal import Fate
-from envmgr.errors import ConfigError, EnvFailure, EnvRaised
+from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvRaised, EnvTimeout
 from envmgr.outcomes import Outcome, OutcomeStatus, failure_in, status_of, summed
 from envmgr.types import Clock, EnvTimestep, is_abnormal, monotonic
 
@@ -308,6 +308,8 @@ def _line(what: str, outcome: Outcome, *, length: int | None, attempt: int | Non
         "outcome": outcome.status.value,
         "cause": None if cause is None else type(cause).__name__,
         "raised": raised,
+        "exit_status": cause.exit_status if isinstance(cause, EnvCrash) else None,
+        "limit_s": plain(cause.limit_s) if isinstance(cause, EnvTimeout) else None,
         "return": plain(outcome.reward),
         "length": length,
         "seconds": round(outcome.seconds, 6) if is_episode else None,

@@ -12,8 +12,8 @@ import numpy as np
 from envmgr.errors import UnreadableRunError
 from envmgr.lifecycle import EnvState
 from envmgr.observing.boards import boards_of
-from envmgr.observing.dump import seconds_text
 from envmgr.proc import resident_bytes
+from envmgr.texts import seconds_text
 from envmgr.wire.board import COUNTERS, Activity, Board
 from envmgr.wire.latencies import counts_of, quantiles
 

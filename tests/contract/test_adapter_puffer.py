@@ -83,6 +83,7 @@ def test_blocks_come_when_all_of_their_envs_have_stepped(world: World) -> None:
     assert ended.rewards[1] == 0.0
     assert ended.infos[1]["abnormal"]
     assert ended.infos[1]["error"].startswith("EnvCrash: ")
+    assert ended.infos[1]["env_id"] == 3, "which row"
     vec.send([0, 0])  # not used: both begin their episodes
     begun = vec.recv()
     assert rows(begun.observations, range(2)) == [[2, 0, 1, 0], [3, 1, 0, 0]]

@@ -12,6 +12,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
@@ -34,6 +35,7 @@ from envmgr.errors import (
     UnknownEnvError,
     UnknownKeyError,
 )
+from envmgr.managers import BaseEnvManager
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
@@ -133,10 +135,107 @@ def test_make_says_what_does_not_exist() -> None:
     check_text(raised.value, "step_timeout")
     with pytest.raises(UnknownKeyError) as raised:
         make("CartPole-v1", render_mode="rgb_array")
-    check_text(raised.value, "Arguments of the env go into env_kwargs.")
+    check_text(raised.value, "Arguments of the env go into env_kwargs={'render_mode': ...}.")
     with pytest.raises(UnknownKeyError) as raised:
         make("CartPole-v1", type="subproces")
     assert "env_kwargs" not in str(raised.value)
+    with pytest.raises(UnknownKeyError, match=r"'async': did you mean 'async_subprocess'\?"):
+        make("CartPole-v1", type="async")
+
+
+class Plain(gymnasium.Env[Any, Any]):
+    """An env that is never stepped."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+
+
+def test_arguments_of_the_env_are_not_keys_and_it_is_said_where_they_go_before_all_keys() -> None:
+    for env, given, says in (
+        (Plain, {"p_raise": 0.1}, "go into its function: make(lambda: Plain(p_raise=...))."),
+        (lambda: Plain(), {"p_raise": 0.1}, "make(lambda: MyEnv(p_raise=...))."),
+        ("CartPole-v1", {"p_raise": 0.1}, "go into env_kwargs={'p_raise': ...}."),
+        ("CartPole-v1", {"kwargs": {"p_raise": 0.1}}, "go into env_kwargs={'p_raise': ...}."),
+    ):
+        with pytest.raises(UnknownKeyError) as raised:
+            make(env, env_num=2, **given)
+        text = str(raised.value)
+        assert says in text.partition("Known keys:")[0], text
+        assert ("Known keys:" in text) == ("p_raise" in given), "only where no key is near"
+    with pytest.raises(UnknownKeyError, match="did you mean 'step_timeout'") as raised:
+        make("CartPole-v1", step_timout=1)
+    assert "Known keys" not in str(raised.value)
+
+
+def test_an_env_in_place_of_a_function_is_told_of_functions() -> None:
+    env = Plain()
+    for build in (
+        lambda: make(env),  # type: ignore[call-overload]
+        lambda: make([env]),  # type: ignore[list-item]
+        lambda: BaseEnvManager([env], {"env_num": 1}),  # type: ignore[list-item]
+    ):
+        with pytest.raises(ConfigError, match=r"give a function that builds one, such as lambda:"):
+            build()
+    with pytest.raises(ConfigError) as raised:
+        make(7)  # type: ignore[call-overload]
+    assert "builds one" not in str(raised.value)
+
+
+def test_calls_before_a_launch_and_after_the_end_are_told_apart() -> None:
+    manager = make("CartPole-v1", type="base")
+
+    def leased() -> None:
+        with manager.lease():
+            pass
+
+    calls: list[Callable[[], Any]] = [
+        lambda: manager.ready_obs,
+        lambda: manager.step({0: 0}),
+        leased,
+    ]
+    for call in calls:
+        with pytest.raises(ManagerClosedError, match=r"is not launched: use `with manager:`"):
+            call()
+    _ = manager.observation_space  # which opens it, and launches nothing
+    for call in calls:
+        with pytest.raises(ManagerClosedError, match=r"is not launched: use `with manager:`"):
+            call()
+    with manager:
+        assert manager.ready_obs
+    for call in calls:
+        with pytest.raises(ManagerClosedError, match=r"was closed: launch\(\)"):
+            call()
+
+
+def test_a_module_that_does_not_exist_is_not_offered_to_be_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stones_env.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "config.yaml"
+    says = r"there is no module 'stones_envv': did you mean 'stones_env'\?"
+    for key, text in (
+        ("env.entry", "env: {entry: 'stones_envv:MyEnv'}"),
+        ("collect.policy", "env: {id: CartPole-v1}\ncollect: {policy: 'stones_envv:P', steps: 1}"),
+        ("manager.import_names", "env: {id: CartPole-v1}\nmanager: {import_names: [stones_envv]}"),
+    ):
+        file.write_text(f"{text}\n")
+        with pytest.raises(ConfigError, match=says) as raised:
+            load_config(file)
+        assert str(raised.value).startswith(key) or key in str(raised.value)
+        assert "--allow-import" not in str(raised.value)
+    file.write_text("env: {entry: 'nothing_like_it:MyEnv'}\n")
+    with pytest.raises(ConfigError, match=r"there is no module 'nothing_like_it'\. Correct"):
+        load_config(file)
+    with pytest.raises(ConfigError, match=r"there is no 'stones_envv': did you mean 'stones_env'"):
+        make("stones_envv:MyEnv")
+    with pytest.raises(ConfigError, match=r"there is no 'email\.mesage': did .* 'email\.message'"):
+        make("email.mesage:Message")
+
+
+def test_a_dot_in_place_of_the_colon_is_told_of_the_colon() -> None:
+    with pytest.raises(ConfigError, match=r"write 'my_pkg\.env:MyEnv'"):
+        make("my_pkg.env.MyEnv")
 
 
 # -- calls ----------------------------------------------------------------------------------------

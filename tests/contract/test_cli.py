@@ -522,7 +522,7 @@ BAD_INPUT = {
     "unknown kind": (["run", "c.yaml", "--set", "manager.type=bse"], "did you mean 'base'?"),
     "unknown key": (
         ["run", "c.yaml", "--set", "manager.env_nm=2"],
-        "did you mean 'env_num' or 'spare_env_num'? Known keys:\n  type, import_names, env_num,",
+        "did you mean 'env_num' or 'spare_env_num'?",
     ),
     "wrong type": (["run", "c.yaml", "--set", "manager.env_num=two"], "manager.env_num is 'two'"),
     "no env_num": (["run", "c.yaml", "--set", "manager.env_num=null"], "manager.env_num is null"),

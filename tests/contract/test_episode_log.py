@@ -87,7 +87,9 @@ def test_deaths_are_unresolved_and_say_of_which_generation(tmp_path: Path) -> No
         (2, "unresolved", "EnvCrash", 1),
         (3, "completed", None, 1),
     ]
-    assert [line["generation"] for line in lines_of(log, "failure")] == [0, 1, 2]
+    failures = lines_of(log, "failure")
+    assert [line["generation"] for line in failures] == [0, 1, 2]
+    assert {line["exit_status"] for line in failures} == {7}
 
 
 def test_a_cancelled_step_is_unresolved_and_what_arrivals_keep_is_counted_once(

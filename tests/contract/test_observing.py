@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import operator
 import os
+import re
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -116,6 +118,38 @@ def test_a_dump_of_a_trainer_that_waits_shows_who_keeps_it(
     assert totals["env reset"][0] == sum(latency["reset"]["count"])
     assert totals["host construction"][0] == 4
     assert totals["call send"][0] == totals["call recv"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "others"),
+    [(6, "envs 1 to 5 have answered"), (3, "env 1 waits for its turn; envs 2 to 5 have answered")],
+)
+def test_the_warning_of_a_long_wait_names_the_env_that_hangs(
+    num_workers: int,
+    others: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = tmp_path / "gate"
+    wanted = re.compile(f": env 0 has been in step for (< )?[1-9]+ s; {others}")
+
+    def open_once_warned() -> None:
+        try:
+            awaited(lambda: caplog.text, wanted.search)
+        finally:
+            gate.touch()
+
+    kind = {"type": "subprocess", "num_workers": num_workers}
+    with make(partial(Gated, gate), env_num=6, **kind) as manager:
+        monkeypatch.setattr("envmgr.core.engine.WARN_EVERY_S", 0.1)
+        opening = threading.Thread(target=open_once_warned)
+        opening.start()
+        timesteps = manager.step({0: 2, **dict.fromkeys(range(1, 6), 1)})
+        opening.join()
+        assert len(timesteps) == 6
+    (text, *_) = (text for text in caplog.messages if wanted.search(text))
+    assert f"`envmgr dump {os.getpid()}` shows the line." in text
 
 
 def test_top_has_a_screen_of_its_own_and_waits_for_a_launch() -> None:

@@ -225,6 +225,8 @@ def test_path_is_left_alone_when_nothing_of_the_folder_is_used(
     write(own, "logging/extra.txt", "")
     before = list(sys.path)
     with pytest.raises(ConfigError, match="may not import"):
+        import_object("calendar:month", allow=policy)
+    with pytest.raises(ConfigError, match="there is no module 'cfgtest_elsewhere'"):
         import_object("cfgtest_elsewhere:make", allow=policy)
     with pytest.raises(ConfigError, match="another module of that name first"):
         import_object("logging:getLogger", allow=policy)

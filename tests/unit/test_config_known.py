@@ -200,6 +200,7 @@ def test_its_name_is_allowed_where_all_is_in_the_import(site: Path, policy: File
     assert "cfgtest_known" in sys.modules
     admit_registering("gymnasium.envs.classic_control", policy)
     admit_registering("envmgr.testing", policy)
+    (site / "cfgtest.py").write_text("")
     for name in ("cfgtest_known.more", "cfgtest"):
         with pytest.raises(ConfigError, match="may not import"):
             admit_registering(name, policy)

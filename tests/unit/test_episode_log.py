@@ -90,6 +90,8 @@ def test_each_episode_has_a_line_with_its_outcome(logged: Logged) -> None:
         "outcome": "completed",
         "cause": None,
         "raised": None,
+        "exit_status": None,
+        "limit_s": None,
         "return": 2.0,
         "length": 2,
         "seconds": 2.0,
@@ -100,6 +102,28 @@ def test_each_episode_has_a_line_with_its_outcome(logged: Logged) -> None:
     assert (first["return"], first["length"], first["generation"]) == (7.0, 1, 3)
     assert (second["outcome"], second["cause"]) == ("unresolved", "EnvTimeout")
     assert (second["return"], second["length"], second["seconds"]) == (None, 3, 3.0)
+
+
+def test_a_failure_says_what_its_env_died_of_which_limit_it_passed_or_what_it_raised(
+    logged: Logged,
+) -> None:
+    where: Any = {"env_id": 0, "during": "step"}
+    died = EnvCrash("died", **where, exit_status=-9)
+    hung = EnvTimeout("hung", **where, limit_s=0.5)
+    raised = EnvRaised("raised", **where, type_name="builtins.ValueError")
+    for failure in (died, hung, raised):
+        logged.log.failed(failure)
+        logged.step({0: failed(failure)})
+    keys = ("what", "cause", "exit_status", "limit_s", "raised")
+    assert [tuple(line[key] for key in keys) for line in logged.lines] == [
+        (what, *why)
+        for why in (
+            ("EnvCrash", -9, None, None),
+            ("EnvTimeout", None, 0.5, None),
+            ("EnvRaised", None, None, "builtins.ValueError"),
+        )
+        for what in ("failure", "episode")
+    ]
 
 
 def test_an_action_that_was_not_executed_has_failed(logged: Logged) -> None:
