@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 LIMITS: Mapping[str, float] = {"step_timeout": 1.0, "reset_timeout": 5.0, "connect_timeout": 20.0}
 """Time limits in seconds where the config gives none: what hangs is found out by them only."""
 
+UNSEEN = frozenset({"hang", "stop"})
+"""Kinds of injuries that are only found out by a time limit."""
+
 BUDGET: Mapping[str, Any] = {
     "on_failure": "recover",
     "snapshot_every": None,  # an env that is resumed signs some of its steps twice
@@ -152,6 +155,13 @@ class _ChaosRun(Attempt):
             f"({kinds})",
             flush=True,
         )
+        limit_s = self._resolved.values.manager.step_timeout
+        if limit_s > LIMITS["step_timeout"] and set(self._options.kinds) & UNSEEN:
+            print(
+                f"envmgr chaos: an env that hangs or is stopped stands still for the {limit_s:g} s "
+                f"of step_timeout; --set manager.step_timeout={LIMITS['step_timeout']:g} is faster",
+                flush=True,
+            )
 
     def _work(self, progress: Progress) -> None:
         manager, values = self._manager, self._resolved.values

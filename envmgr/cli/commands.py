@@ -190,7 +190,8 @@ def _resolve_resume(options: dict[str, Any], no_output: bool) -> None:
 @click.option(
     "--traceback",
     is_flag=True,
-    help="Print the tracebacks of envs that raise (they are in the written files in any case).",
+    help="Print where envs raise, hang or crash with the whole stacks (the written files have them "
+    "in any case).",
 )
 @click.pass_obj
 def run(process: dict[str, bool], /, no_output: bool, **options: Any) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.texts import states_text, wide_console
+from envmgr.cli.texts import place_text, states_text, wide_console
 from envmgr.errors import EnvFailure, FailuresExhaustedError
 from envmgr.texts import counted, number
 from envmgr.types import monotonic
@@ -215,7 +215,7 @@ def _duration(seconds: float) -> str:
 
 
 class LogLines(logging.Handler):
-    """Shows what envmgr logs as one line each, without the tracebacks of envs.
+    """Shows what envmgr logs as one line each: of the stacks of envs, the innermost call.
 
     What the run will end with is left to the end: failures during the launch, and the error that
     says that the budget of failures is spent.
@@ -245,6 +245,8 @@ class LogLines(logging.Handler):
         text = record.getMessage()
         if not self._traceback:
             text = " ".join(text.partition("\n\n")[0].split())
+            if isinstance(about, EnvFailure) and (place := place_text(about)):
+                text += f", {place}"
         self._progress.log(f"{record.levelname.lower()}: {text}")
 
 

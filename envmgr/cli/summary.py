@@ -89,6 +89,8 @@ def print_summary(
     if "calibration" in stats:
         rows.append(("workers", f"{stats['num_workers']} (auto: {stats['calibration']['reason']})"))
     rows.append(("failures", failures_text(stats)))
+    if stats.get("swaps"):
+        rows.append(("swaps", f"{stats['swaps']:,} (a spare took an env's place)"))
     if stats.get("recycled"):
         rows.append(("recycled", f"{counted(stats['recycled'], 'worker')} that reached a limit"))
     if summary.get("resumed"):

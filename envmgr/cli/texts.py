@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from envmgr.errors import EnvCrash, EnvFailure, EnvRaised, FailuresExhaustedError, LaunchError
+from envmgr.errors import (
+    EnvCrash,
+    EnvFailure,
+    EnvRaised,
+    EnvTimeout,
+    FailuresExhaustedError,
+    LaunchError,
+)
 from envmgr.texts import counted, env_ids_text
 
 if TYPE_CHECKING:
@@ -67,6 +76,33 @@ def _crash_text(error: BaseException) -> str:
 
 _CRASH_LINES, _CRASH_LINE = 6, 120
 """So much of the stacks of a crash is shown: lines, and characters of each."""
+
+
+_FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+) in (?P<name>.+)')
+_OF_PYTHON = sysconfig.get_path("stdlib") + os.sep
+
+
+def place_text(failure: EnvFailure) -> str:
+    """Return `at game.py:15 in simulate` for an env that hung, or whose process died of a signal.
+
+    That is the innermost call of the thread that ran the env, where there is one outside of
+    Python's own library; empty if nothing is known.
+    """
+    stacks = failure.stacks if isinstance(failure, EnvTimeout) else ""
+    if isinstance(failure, EnvCrash):
+        stacks = failure.stderr_tail
+    _, _, current = stacks.partition("Current thread ")
+    thread = (current or stacks).partition("\n\n")[0]
+    frames = [found for line in thread.splitlines() if (found := _FRAME.fullmatch(line))]
+    own = (one for one in frames if not _is_of_python(one["path"]))
+    place = next(own, frames[0] if frames else None)
+    if place is None:
+        return ""
+    return f"at {os.path.basename(place['path'])}:{place['line']} in {place['name']}"
+
+
+def _is_of_python(path: str) -> bool:
+    return path.startswith(("<", _OF_PYTHON)) and "-packages" not in path
 
 
 def _failures_in(error: BaseException) -> list[EnvFailure]:

@@ -105,3 +105,15 @@ def test_bad_input_starts_nothing(
 def test_a_run_without_injuries_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chaos(config, "--steps", "3", "--rate", "0.001") == DONE
     assert "no worker was hurt" in capsys.readouterr().out
+
+
+def test_says_at_the_start_what_a_hang_costs(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few, long = ("--steps", "3", "--rate", "0.001"), ("--set", "manager.step_timeout=10")
+    advice = "for the 10 s of step_timeout; --set manager.step_timeout=1 is faster"
+    assert chaos(config, *few, *long) == DONE
+    assert advice in capsys.readouterr().out
+    assert chaos(config, *few, *long, "--kinds", "kill") == DONE  # seen at once
+    assert chaos(config, *few) == DONE
+    assert "stands still" not in capsys.readouterr().out

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.texts import error_text, failures_text, paragraph, print_table, raised_by_envs
 from envmgr.collect import Collector
 from envmgr.config_file import load_config, resolve_config
-from envmgr.errors import EnvCrash, EnvRaised, FailuresExhaustedError, LaunchError
+from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout, FailuresExhaustedError, LaunchError
 from envmgr.texts import counted, env_ids_text, number
 from tests.unit.collect_fakes import FakeManager, answer_zero
 
@@ -116,7 +117,7 @@ class TestFigures:
 
     def test_of_a_run_list_envs_in_their_order(self) -> None:
         failures = {"failures": 3, "failures_by_kind": {"EnvCrash": 3}}
-        stats = {**failures, "failures_by_env": {10: 1, 9: 2}}
+        stats = {**failures, "failures_by_env": {10: 1, 9: 2}, "swaps": 1234}
         manager: Any = SimpleNamespace(stats=lambda: stats)
         summary = summary_of(
             None, manager, ending=Ending.DONE, error=None, states={"DONE": 11}, about={}
@@ -124,6 +125,7 @@ class TestFigures:
         shown = io.StringIO()
         print_summary(Console(file=shown, width=200), summary, title="a run", where=None)
         assert "(envs 9, 10)" in shown.getvalue()
+        assert "1,234 (a spare took an env's place)" in shown.getvalue()
         written = json.loads(json.dumps(summary, allow_nan=False))
         assert written["stats"]["failures_by_env"] == {"10": 1, "9": 2}
 
@@ -188,6 +190,24 @@ class TestLogLines:
         )
         found = self.logged((logging.WARNING, failure), (logging.ERROR, "b"), (logging.INFO, "c"))
         assert found == ["warning: env 1 raised: boom second", "error: b"]
+
+    def test_say_where_an_env_hung_or_crashed(self) -> None:
+        stacks = (
+            'Thread 0x1 (most recent call first):\n  File "/me/other.py", line 1 in other\n\n'
+            "Current thread 0x2 (most recent call first):\n"
+            f'  File "{os.path.dirname(os.__file__)}/threading.py", line 3 in wait\n'
+            '  File "/me/crashy.py", line 35 in lost_in_a_loop\n'
+            '  File "/me/crashy.py", line 9 in step'
+        )
+        hung = EnvTimeout("env 5 hung\n\nx", env_id=5, during="step", limit_s=2, stacks=stacks)
+        died = EnvCrash("env 6 died", env_id=6, during="step", stderr_tail=f"Fatal\n\n{stacks}")
+        unknown = EnvTimeout("env 7 hung", env_id=7, during="step", limit_s=2, stacks="no stacks")
+        found = self.logged(*((logging.WARNING, one) for one in (hung, died, unknown)))
+        assert found == [
+            "warning: env 5 hung, at crashy.py:35 in lost_in_a_loop",
+            "warning: env 6 died, at crashy.py:35 in lost_in_a_loop",
+            "warning: env 7 hung",
+        ]
 
     def test_are_whole_if_wanted(self) -> None:
         (line,) = self.logged((logging.WARNING, raised(1)), traceback=True)
