@@ -18,7 +18,7 @@ from envmgr.cli.progress import doing
 from envmgr.cli.texts import paragraph
 from envmgr.config.env_factories import key_of
 from envmgr.config_file import resolve_config
-from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvManagerError
+from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvManagerError, EnvTimeout
 from envmgr.manager import EnvManager
 from envmgr.texts import counted
 from envmgr.tuning.measuring import profiled
@@ -103,7 +103,10 @@ def _tried(env: str, env_num: int, path: Path, allow_import: Sequence[str]) -> t
         spaces = (str(manager.observation_space), str(manager.action_space))
         metadata: Any = manager.metadata or {}
     modes = tuple(map(str, metadata.get("render_modes", ())))
-    tried = Tried(profile.as_dict(), spaces, n_steps, modes, tuple(allow_import))
+    loses_workers = any(isinstance(failure, (EnvCrash, EnvTimeout)) for failure in failures)
+    tried = Tried(
+        profile.as_dict(), spaces, n_steps, modes, tuple(allow_import), loses_workers=loses_workers
+    )
     n_failed = len(failures) + profile.n_failed
     if not n_failed:
         return tried, ""

@@ -16,6 +16,10 @@ _PATIENCE = 50
 """How many times as long as the longest that was seen a step or a reset may take."""
 
 
+_SHARED_WORKERS = "num_workers: auto             # one env is tried at launch; null: a process each"
+_WORKER_EACH = "num_workers: null             # a process each: this env has ended its own"
+
+
 class Tried(NamedTuple):
     """What was seen of an env.
 
@@ -25,6 +29,7 @@ class Tried(NamedTuple):
         n_steps: how many steps were taken through a manager.
         render_modes: that it has.
         allow_import: modules that had to be allowed.
+        loses_workers: whether it has ended its process, or had to be ended with it.
     """
 
     profile: Mapping[str, Any]
@@ -32,6 +37,7 @@ class Tried(NamedTuple):
     n_steps: int
     render_modes: tuple[str, ...] = ()
     allow_import: tuple[str, ...] = ()
+    loses_workers: bool = False
 
 
 def config_text(name: str, key: str, env_num: int, path: str, tried: Tried | None) -> str:
@@ -50,6 +56,7 @@ def config_text(name: str, key: str, env_num: int, path: str, tried: Tried | Non
         step_limit_s = _limit(tried.profile["step_max_s"], _LEAST_STEP_LIMIT_S)
         reset_limit_s = _limit(tried.profile["reset_max_s"], _LEAST_RESET_LIMIT_S)
     modes = tried.render_modes if tried is not None else ()
+    workers = _SHARED_WORKERS if tried is None or not tried.loses_workers else _WORKER_EACH
     kwargs = f"{{render_mode: {modes[-1]}}}" if modes else "{}"
     return f"""{_head(name, path, tried)}
 env:
@@ -60,7 +67,7 @@ env:
 manager:
   type: subprocess              # `envmgr list` has the others; async_subprocess for uneven steps
   env_num: {env_num}
-  num_workers: auto             # auto: one env is tried at launch; null: a process each
+  {workers}
   seed: 0                       # env i gets seed + i; null: no seeds
   step_timeout: {_text(step_limit_s):<15} # seconds; an env that takes longer is replaced
   reset_timeout: {_text(reset_limit_s):<14} # seconds

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from envmgr import load_config
 from envmgr.cli import main
 
 ENVS = '''
@@ -76,6 +77,17 @@ class Mortal(Sound):
     def step(self, action):
         if random.random() < 0.01:
             os._exit(7)
+        return super().step(action)
+
+
+class MortalTwice(Sound):
+    """Dies in a step: once in the trial at launch, and once more."""
+
+    def step(self, action):
+        for mark in ("died.1", "died.2"):
+            if not os.path.exists(mark):
+                open(mark, "w").close()
+                os._exit(7)
         return super().step(action)
 
 
@@ -223,4 +235,10 @@ def test_a_config_is_written_for_an_env_that_fails_now_and_then(
     assert "a line of the env's" not in out + err
     assert "steps that were tried failed" in err
     assert "OSError: socket closed" in err
-    assert (folder / "flaky.yaml").exists()
+    assert load_config("flaky.yaml").manager.num_workers == "auto"
+
+
+def test_an_env_that_ends_its_process_gets_one_of_its_own(folder: Path) -> None:
+    assert main(["init", "check_users_envs:MortalTwice", "--out", "mortal.yaml"]) == 0
+    assert (folder / "died.2").exists()
+    assert load_config("mortal.yaml").manager.num_workers is None

@@ -127,7 +127,10 @@ PROFILE = {
 }
 
 
-@pytest.mark.parametrize("tried", [None, Tried(PROFILE, ("Box(...)", "Discrete(2)"), 8, ("rgb",))])
+TRIED = Tried(PROFILE, ("Box(...)", "Discrete(2)"), 8, ("rgb",))
+
+
+@pytest.mark.parametrize("tried", [None, TRIED, TRIED._replace(loses_workers=True)])
 def test_the_config_of_init_is_one(tried: Tried | None, tmp_path: Path) -> None:
     text = config_text("CartPole-v1", key_of("CartPole-v1"), 4, "c.yaml", tried)
     (tmp_path / "c.yaml").write_text(text)
@@ -138,6 +141,8 @@ def test_the_config_of_init_is_one(tried: Tried | None, tmp_path: Path) -> None:
         "subprocess",
     )
     assert found.manager.reset_timeout == (None if tried is None else 200.0)
+    alone = tried is not None and tried.loses_workers
+    assert found.manager.num_workers == (None if alone else "auto")
     assert max(map(len, text.splitlines())) <= 100
     # What is a comment would be right, too.
     (tmp_path / "c.yaml").write_text(re.sub(r"^  # (\w+:)", r"  \1", text, flags=re.MULTILINE))
