@@ -203,7 +203,7 @@ def test_calls_before_a_launch_and_after_the_end_are_told_apart() -> None:
     with manager:
         assert manager.ready_obs
     for call in calls:
-        with pytest.raises(ManagerClosedError, match=r"was closed: launch\(\)"):
+        with pytest.raises(ManagerClosedError, match=r"was closed; call launch\(\)"):
             call()
 
 

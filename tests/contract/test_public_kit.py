@@ -248,9 +248,9 @@ def test_wrong_envs_are_caught(what: str, kind: str) -> None:
 
 def test_envmgr_check_compares_runs_in_one_place_only() -> None:
     assert probes.contract(lambda: Wrong("unseeded"), 50, 0) == []
-    one, other = (probes.trajectory(lambda: Wrong("unseeded"), 50, 0) for _ in range(2))
+    one, other = (probes.trajectory(lambda: Wrong("unseeded"), 50, 0, 50) for _ in range(2))
     assert one.first != other.first
-    one, other = (probes.trajectory(lambda: Wrong("nothing"), 50, 0) for _ in range(2))
+    one, other = (probes.trajectory(lambda: Wrong("nothing"), 50, 0, 50) for _ in range(2))
     assert one.first == one.again == other.first
 
 

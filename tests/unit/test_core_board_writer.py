@@ -158,25 +158,13 @@ class TestWatch:
         assert "waits for an action" in table[2]
 
 
-def test_the_envs_of_a_shared_host_wait_for_the_one_that_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_board_that_is_being_written_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LOOK_EVERY_S", 3600.0)
-    rig = Rig(4, has_block=True, num_workers=2)
+    rig = Rig(2, has_block=True)
     rig.launch()
     watch = BoardWriter("subprocess", rig.clock)
     watch.begin(rig.engine)
     (board,) = own_boards()
-    rig.send({0: 0, 1: 0, 2: 0})
-    block = rig.hosts.block
-    assert block is not None
-    block.running[0] = 1 + 1
-    watch.look()
-    queued, stepping = Activity.QUEUED, Activity.STEPPING
-    assert board.activities.tolist() == [queued, stepping, stepping, Activity.READY]
-    block.replies[2] = block.requests[2]
-    watch.look()
-    assert board.activities.tolist() == [queued, stepping, Activity.ANSWERED, Activity.READY]
     before = int(board.version[0])
     assert before % 2 == 0, "readers would wait"
     with board.writing():

@@ -15,7 +15,6 @@ import pytest
 
 from envmgr.core import Phase, Selection
 from envmgr.core import engine as engine_module
-from envmgr.core.board_writer import BoardWriter
 from envmgr.core.engine import (
     LOOK_EVERY_S,
     NARROW_S,
@@ -34,7 +33,6 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
-from envmgr.texts import env_ids_text
 from envmgr.wire.block import RING_LAST, RING_ONCE
 from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.fake_hosts import FakeEnvs
@@ -257,32 +255,6 @@ def test_a_long_wait_warns_every_thirty_seconds_and_names_the_envs(
     assert "envmgr dump" not in found[0], "there is no board that it could show"
     assert "Ctrl-C or close() ends it" in found[0]
     assert {r.levelno for r in caplog.records} == {logging.WARNING}
-
-
-def test_the_warning_of_a_long_wait_says_who_hangs_and_who_has_answered(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("envmgr.core.board_writer.LOOK_EVERY_S", 3600.0)  # the test looks itself
-    rig = Rig(7, has_block=True, num_workers=3)
-    rig.launch()
-    block = rig.hosts.block
-    assert block is not None
-    rig.engine.watch = watch = BoardWriter("subprocess", rig.clock)
-    watch.begin(rig.engine)
-    rig.send(dict.fromkeys(range(6), 0))
-    hung, queued = 0, [i for i in rig.hosts.groups[0].by_id if i != 0]
-    block.running[0] = hung + 1
-    answered = sorted({*range(6)} - {hung, *queued})
-    block.replies[answered] = block.requests[answered]
-    rig.clock.advance(4.0)
-    watch.look()
-    rig.engine.wait_until(never, deadline=rig.clock() + 31.0, doing="step")
-    watch.end()
-    (text,) = warnings_of(caplog)
-    assert text.startswith(
-        "step has been waiting for 30 s more: env 0 has been in step for 30 s; "
-        f"{env_ids_text(queued)} wait for their turn; {env_ids_text(answered)} have answered."
-    ), text
 
 
 def test_a_wait_for_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -212,10 +212,10 @@ def test_a_checkup_seeds_what_can_be_seeded() -> None:
     def results(obs: Any) -> Any:
         return obs, 1.0, True, False, {}
 
-    assert not trajectory(lambda: Frugal(results(OBS)), 3, seed=5).is_seeded
+    assert not trajectory(lambda: Frugal(results(OBS)), 3, seed=5, whole=3).is_seeded
     assert env_problems(lambda: Frugal(results(OBS))) == []
     for cls in (Seeded, SeededBefore, Scripted):
-        assert trajectory(lambda cls=cls: cls(results(OBS)), 3, seed=5).is_seeded
+        assert trajectory(lambda cls=cls: cls(results(OBS)), 3, seed=5, whole=3).is_seeded
 
 
 @pytest.mark.parametrize(
