@@ -21,6 +21,7 @@ from envmgr.cli.prepare import manager_of
 from envmgr.config_file import resolve_config
 from envmgr.env import BatchedEnvSpec
 from envmgr.errors import LaunchError
+from tests.videos import frames_of
 
 FOLDER = Path(__file__).parents[2] / "configs"
 GAMES = {"atari": "ale_py", "mujoco": "mujoco", "minigrid": "minigrid"}
@@ -160,7 +161,7 @@ def test_the_same_seeds_and_actions_give_the_same_under_every_kind(game: str) ->
 
 def test_an_atari_episode_becomes_a_video(tmp_path: Path) -> None:
     needs("ale_py")
-    av = pytest.importorskip("av")
+    pytest.importorskip("av")
     kwargs = {"render_mode": "rgb_array", "max_num_frames_per_episode": 120}
     manager = make("ALE/Pong-v5", 2, num_workers=2, env_kwargs=kwargs, seed=0)
     manager.enable_save_replay(str(tmp_path))
@@ -173,8 +174,7 @@ def test_an_atari_episode_becomes_a_video(tmp_path: Path) -> None:
                 if timestep.done:
                     running.remove(env_id)
     for env_id in (0, 1):
-        with av.open(str(tmp_path / f"env_{env_id}-episode_000000.mp4")) as video:
-            frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+        frames = frames_of(tmp_path / f"env_{env_id}-episode_000000.mp4", "rgb24")
         assert len(frames) == n_steps[env_id] + 1
         assert frames[0].shape == (210, 160, 3)
         assert not np.array_equal(frames[5], frames[-1])

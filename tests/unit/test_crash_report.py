@@ -202,7 +202,8 @@ def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": "S"})
     monkeypatch.setattr(stacks, "_listens", lambda pid, status: True)
     monkeypatch.setattr(stacks, "_is_in_handler", lambda pid: False)
-    monkeypatch.setattr(stacks, "_waits_for_a_core", lambda pid: False)
+    monkeypatch.setattr(stacks, "_is_pending", lambda pid: False)
+    monkeypatch.setattr(stacks, "_may_answer", lambda pid: True)
     return clock
 
 
@@ -246,7 +247,7 @@ def test_a_worker_that_has_not_had_a_core_since_is_waited_for(
 ) -> None:
     clock = pass_time_by_looking(monkeypatch)
     is_queued = lambda *_: clock[0] < 100.3  # noqa: E731
-    monkeypatch.setattr(stacks, "_waits_for_a_core", is_queued)
+    monkeypatch.setattr(stacks, "_is_pending", is_queued)
     monkeypatch.setattr(stacks, "_read", lambda path: "" if is_queued() else STACKS)
     assert Stacks().of(1) == OF_ENVS
     assert 0.3 <= clock[0] - 100.0 < 0.35
@@ -256,33 +257,53 @@ def test_many_that_have_no_core_are_not_waited_for_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = pass_time_by_looking(monkeypatch)
-    monkeypatch.setattr(stacks, "_waits_for_a_core", lambda pid: True)
+    monkeypatch.setattr(stacks, "_is_pending", lambda pid: True)
     queued = Stacks()
     for _ in range(100):
         assert queued.of(1).startswith("no stacks: ")
     assert 0.5 <= clock[0] - 100.0 < 1.2
 
 
+def test_a_worker_that_cannot_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = pass_time_by_looking(monkeypatch)
+    monkeypatch.setattr(stacks, "_is_pending", lambda pid: True)
+    monkeypatch.setattr(stacks, "_may_answer", lambda pid: False)
+    assert Stacks().of(1).startswith("no stacks: ")
+    assert clock[0] - 100.0 < 0.01
+
+
 @pytest.mark.parametrize(
-    ("pending", "state", "blocked", "waits"),
+    ("state", "blocked", "may_answer"),
     [
-        (True, "R (running)", [0], True),
-        (True, "S (sleeping)", [1, 0], True),
-        (True, "S (sleeping)", [1, 3], False),  # no thread takes it
-        (True, "T (stopped)", [0], False),
-        (False, "R (running)", [0], False),
+        ("R (running)", [0], True),
+        ("S (sleeping)", [3, 0], True),
+        ("S (sleeping)", [3, 1], True),  # a thread is in the handler
+        ("S (sleeping)", [3, 3], False),  # no thread takes it
+        ("T (stopped)", [0], False),
+        ("Z (zombie)", [0], False),
     ],
 )
-def test_who_has_not_taken_the_signal_waits_for_a_core(
-    pending: bool, state: str, blocked: list[int], waits: bool, monkeypatch: pytest.MonkeyPatch
+def test_who_may_answer(
+    state: str, blocked: list[int], may_answer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": state})
+    monkeypatch.setattr(stacks, "_blocked_by_threads", lambda pid: iter(blocked))
+    assert stacks._may_answer(1) is may_answer
+
+
+def test_a_signal_that_is_blocked_is_pending() -> None:
     number = stacks.STACKS_SIGNAL
     assert number is not None
-    mask = f"{pending << number - 1 | 1 << number:016x}"
-    status = {"State": state, "ShdPnd": mask}
-    monkeypatch.setattr(stacks, "status_of", lambda pid: status)
-    monkeypatch.setattr(stacks, "_blocked_by_threads", lambda pid: iter(blocked))
-    assert stacks._waits_for_a_core(1) is waits
+    script = "import signal; signal.pthread_sigmask(0, signal.valid_signals()); print(input(1))"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"1"
+        assert not stacks._is_pending(process.pid)
+        os.kill(process.pid, number)
+        assert stacks._is_pending(process.pid)
+        assert not stacks._may_answer(process.pid), "its only thread blocks all signals"
+        process.kill()
 
 
 def test_a_process_that_runs_a_handler_of_the_signal_is_told_from_others() -> None:

@@ -18,14 +18,12 @@ from gymnasium.spaces import Box, Discrete
 from envmgr.env import EpisodePictures, GymnasiumEnv, tile_images
 from envmgr.env.videos import PART, Video, next_number, sweep
 from envmgr.errors import ConfigError, MissingDependencyError
+from tests.videos import frames_of
 
 
 def brightness(path: Path) -> list[int]:
     """Return how bright each frame of a video is."""
-    av = pytest.importorskip("av")
-    with av.open(str(path)) as container:
-        frames = [frame.to_ndarray(format="gray") for frame in container.decode(video=0)]
-    return [round(float(frame.mean())) for frame in frames]
+    return [round(float(frame.mean())) for frame in frames_of(path, "gray")]
 
 
 def frame_of(level: int, height: int = 16, width: int = 16) -> Any:

@@ -16,7 +16,8 @@ from envmgr.worker.crash_report import STACKS_FILE, STACKS_SIGNAL
 
 _PATIENCE_S = 0.1
 """How long to wait for one worker's stacks: writing them takes less than a millisecond, once it
-runs. It may block all signals. Of one that has not had a core since, `_MOST_S` says how long."""
+runs. Of one that has not had a core since, `_MOST_S` says how long; one that is stopped, or blocks
+all signals, does not answer at all."""
 
 _MOST_S = 0.5
 _WINDOW_S = 5.0
@@ -66,13 +67,15 @@ class Stacks:
             patience_s = min(_PATIENCE_S, max(self._left_s, _STILL_S))
             most_s = max(self._left_s, patience_s)
             while now - began < (_MOST_S if text else patience_s) or (
-                now - began < most_s and not text and _waits_for_a_core(pid)
+                now - began < most_s and not text and _is_pending(pid)
             ):
                 time.sleep(_LOOK_EVERY_S)
                 now = time.monotonic()
                 if (latest := _read(path)) != text:
                     text, changed = latest, now
-                elif text and now - changed >= _STILL_S and not _is_in_handler(pid):
+                elif now - changed < _STILL_S:
+                    continue
+                elif not (_is_in_handler(pid) if text else _may_answer(pid)):
                     break
             if not text:
                 self._left_s -= now - began
@@ -129,16 +132,19 @@ def _is_in_handler(pid: int) -> bool:
     return any(blocked & 3 == 1 for blocked in _blocked_by_threads(pid))
 
 
-def _waits_for_a_core(pid: int) -> bool:
-    """Return whether a process has not taken the signal yet, which one of its threads will take.
-
-    It is pending until that thread runs: on a busy machine this can last longer than a hang.
-    """
-    status = status_of(pid)
-    is_pending = bool(_of_our_signal(status.get("ShdPnd", "0")) & 1)
-    if not is_pending or status.get("State", "Z")[:1] in "TtZ":  # stopped, or dead
+def _may_answer(pid: int) -> bool:
+    """Return whether a process runs, and a thread of it takes the signal or is in its handler."""
+    if status_of(pid).get("State", "Z")[:1] in "TtZ":  # stopped, or dead
         return False
-    return any(not blocked & 1 for blocked in _blocked_by_threads(pid))
+    return any(blocked & 3 != 3 for blocked in _blocked_by_threads(pid))
+
+
+def _is_pending(pid: int) -> bool:
+    """Return whether a process has not taken the signal yet.
+
+    It is pending until a thread runs: on a busy machine this can last longer than a hang.
+    """
+    return bool(_of_our_signal(status_of(pid).get("ShdPnd", "0")) & 1)
 
 
 def _blocked_by_threads(pid: int) -> Iterator[int]:
