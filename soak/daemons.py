@@ -66,8 +66,7 @@ def main() -> None:
         workers = manager.get_attr("worker")
         print(json.dumps([workers, manager.get_attr("daemons")]), flush=True)
         actions = dict.fromkeys(range(env_num), HANG if end == "limit" else 0)
-        if end == "trainer":
-            sys.stdin.readline()
+        sys.stdin.readline()  # until they have been counted
         if end == "kill":
             for pid in workers:
                 os.kill(pid, signal.SIGKILL)

@@ -113,6 +113,8 @@ def failure_text(info: Any, env_id: int, manager: EnvManager) -> str | None:
 
 def error_of(info: Any) -> Any:
     """Return the failure in an info, or in the first of a list of infos that has one, or None."""
-    parts = info if isinstance(info, (list, tuple)) else [info]
-    errors = (part.get("error") for part in parts if isinstance(part, Mapping))
-    return next((error for error in errors if error is not None), None)
+    for part in info if isinstance(info, (list, tuple)) else [info]:
+        # Not an expression: what a signal's handler raises while a generator is given up is lost.
+        if isinstance(part, Mapping) and (error := part.get("error")) is not None:
+            return error
+    return None

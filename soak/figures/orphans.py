@@ -120,7 +120,7 @@ def daemons(context: str, env_num: int, end: str) -> Figure:
         stdout=subprocess.PIPE,
         text=True,
     ) as trainer:
-        if trainer.stdout is None:
+        if trainer.stdin is None or trainer.stdout is None:
             raise RuntimeError("no pipe")
         workers, daemons_of = json.loads(trainer.stdout.readline())
         left = {worker: set(pids) for worker, pids in zip(workers, daemons_of, strict=True)}
@@ -129,6 +129,8 @@ def daemons(context: str, env_num: int, end: str) -> Figure:
             trainer.kill()
             begun_s = time.monotonic()
         else:
+            trainer.stdin.write("\n")
+            trainer.stdin.flush()
             begun_s = float(trainer.stdout.readline())
         # Hung envs are given up one after the other: it counts when the worker of each has ended.
         ended_s = {} if end == "limit" else dict.fromkeys(workers, begun_s)
