@@ -26,6 +26,9 @@ from envmgr.tuning.template import Tried, config_text
 from envmgr.worker.profiling import Profile
 
 TRIED_STEPS = 3
+LIMIT_S = 60.0
+"""How long a step, a reset, or the measuring of one env may take: what hangs is said to hang."""
+
 PROFILES_S = (0.3, 0.03, 0.003)
 """For how long an env is measured; the shorter times are for envs that do not live as long."""
 
@@ -86,6 +89,7 @@ def _tried(env: str, env_num: int, path: Path, allow_import: Sequence[str]) -> t
         resolved = resolve_config(file, allow_imports=allow_import or None)
     config = resolved.values.manager
     config.max_failures = config.max_failures_total = _MANY  # they are counted here
+    config.step_timeout = config.reset_timeout = LIMIT_S
     failures: list[EnvFailure] = []
     n_steps = 0
     with quiet_workers() as config.worker_log, manager_of(resolved) as manager:
@@ -120,7 +124,7 @@ def _tried(env: str, env_num: int, path: Path, allow_import: Sequence[str]) -> t
 
 
 def _profile(manager: EnvManager, failures: list[EnvFailure]) -> Profile:
-    """Measure one env; for a shorter time if it takes its process with it.
+    """Measure one env; for a shorter time if it takes its process with it, or hangs.
 
     Raises:
         EnvFailure: it does so whatever the time.
@@ -128,8 +132,8 @@ def _profile(manager: EnvManager, failures: list[EnvFailure]) -> Profile:
     for seconds in PROFILES_S:
         try:
             profile: Profile = manager.apply(profiled, seconds, env_ids=0)[0]
-        except EnvCrash as crash:
-            failures.append(crash)
+        except (EnvCrash, EnvTimeout) as failure:
+            failures.append(failure)
             _ = manager.ready_obs  # until it is built anew
         else:
             return profile

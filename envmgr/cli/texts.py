@@ -28,8 +28,10 @@ _UNBOUNDED = 10_000
 
 
 def paragraph(error: BaseException) -> str:
-    """Return what an error says as one paragraph, without the tracebacks of envs."""
-    return " ".join(_without_stacks(error).split()) or type(error).__name__
+    """Return what an error says as one paragraph: of the stacks of envs, where one hung."""
+    text = " ".join(_without_stacks(error).split()) or type(error).__name__
+    place = place_text(error) if isinstance(error, EnvTimeout) else ""
+    return f"{text}, {place}" if place else text
 
 
 def _without_stacks(error: BaseException) -> str:

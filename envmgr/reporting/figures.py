@@ -231,12 +231,12 @@ def _envs(run: Run) -> list[dict[str, Any]]:
     measured = {} if stats is None else stats.latency
     latency = {kind: measured[kind] for kind in ("step", "reset") if kind in measured}
     n_measured = min((len(one.mean) for one in latency.values()), default=0)
-    failed = {} if stats is None else stats.failures_by_env
+    failed = run.failures_by_env if stats is None else stats.failures_by_env
     found: dict[int, dict[str, Any]] = {}
     order = np.argsort(env_ids, kind="stable")
     known = np.split(order, np.flatnonzero(np.diff(env_ids[order])) + 1) if len(order) else []
     of_env = {int(env_ids[chosen[0]]): chosen for chosen in known}
-    for env_id in sorted({*range(n_measured), *of_env, *failed}):
+    for env_id in sorted({*range(n_measured), *of_env, *(failed or ())}):
         chosen = of_env.get(env_id, order[:0])
         normal = chosen[abnormal[chosen] == 0]
         found[env_id] = {
@@ -245,7 +245,7 @@ def _envs(run: Run) -> list[dict[str, Any]]:
             "episodes": len(normal),
             "return_mean": _spread(returns[normal])["mean"],
             "length_mean": _spread(lengths[normal])["mean"],
-            "failures": failed.get(env_id, len(chosen) - len(normal) if stats is None else 0),
+            "failures": (len(chosen) - len(normal) if failed is None else failed.get(env_id, 0)),
             **{kind: _times_of(one, env_id) for kind, one in latency.items()},
         }
     return sorted(found.values(), key=lambda env: -(_mean_of(env) or 0.0))

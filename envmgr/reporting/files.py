@@ -75,6 +75,8 @@ class LogLine(msgspec.Struct, gc=False, frozen=True):
         outcome: completed, failed or unresolved.
         cause: the name of the class of what failed.
         raised: the name of the class of what the env raised.
+        exit_status: that its worker ended with; below 0, the signal that ended it.
+        limit_s: which it exceeded, in seconds.
         length: timesteps; None of failures.
     """
 
@@ -85,6 +87,8 @@ class LogLine(msgspec.Struct, gc=False, frozen=True):
     outcome: Literal["completed", "failed", "unresolved"]
     cause: str | None = None
     raised: str | None = None
+    exit_status: int | None = None
+    limit_s: Seconds | None = None
     during: str | None = None
     generation: Count = 0
     length: Count | None = None

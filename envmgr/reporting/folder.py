@@ -78,6 +78,7 @@ class Run:
         env_ids, lengths, returns, ended_s, abnormal: of the episodes, in their order.
         causes: how many failures of each kind an episode log has; None of a folder.
         outcomes: how many episodes of each outcome, likewise.
+        failures_by_env: how many failures each env is charged with, likewise.
     """
 
     path: Path
@@ -95,6 +96,7 @@ class Run:
     abnormal: bytearray = field(default_factory=bytearray)
     causes: Counter[str] | None = None
     outcomes: Counter[str] | None = None
+    failures_by_env: Counter[int] | None = None
 
     def add(self, episode: Episode) -> None:
         """Take an episode."""
@@ -169,13 +171,15 @@ def _read_log(path: Path) -> Run:
         UnreadableRunError: no line of it can be read.
     """
     causes, outcomes = Counter[str](), Counter[str]()
-    run = Run(path, path.name, causes=causes, outcomes=outcomes)
+    by_env = Counter[int]()
+    run = Run(path, path.name, causes=causes, outcomes=outcomes, failures_by_env=by_env)
     began: float | None = None
     for line in _lines(run, "", LogLine, named=path.name):
         began = line.time if began is None else began
         elapsed_s = max(line.time - began, 0.0)  # clocks are set
         if line.what == "failure":
             causes[line.cause or "?"] += 1
+            by_env[line.env_id] += 1
             if len(run.failures) < MOST_FAILURES:
                 run.failures.append(Failed(_told(line), line.env_id, elapsed_s))
             continue
@@ -194,9 +198,14 @@ def _read_log(path: Path) -> Run:
 
 def _told(line: LogLine) -> str:
     """Return what a line says of a failure."""
-    raised = "" if line.raised is None else f" ({line.raised})"
+    why = line.raised
+    if line.exit_status is not None:
+        why = f"{'exit code' if line.exit_status >= 0 else 'signal'} {abs(line.exit_status)}"
+    elif line.limit_s is not None:
+        why = f"limit {line.limit_s:g} s"
     where = f"env {line.env_id} (generation {line.generation})"
-    return shortened(f"{line.cause}{raised} of {where} in its {line.during}: {line.outcome}")
+    reason = "" if why is None else f" ({why})"
+    return shortened(f"{line.cause}{reason} of {where} in its {line.during}: {line.outcome}")
 
 
 def _sum_of(returned: Any) -> float | None:

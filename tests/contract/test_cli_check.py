@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from envmgr import load_config
-from envmgr.cli import main
+from envmgr.cli import init, main
 
 ENVS = '''
 import os
 import random
+import time
 
 import gymnasium
 import numpy as np
@@ -89,6 +91,20 @@ class MortalTwice(Sound):
                 open(mark, "w").close()
                 os._exit(7)
         return super().step(action)
+
+
+class Hanging(Sound):
+    """Hangs in its second reset, always."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.n_resets = 0
+
+    def reset(self, **params):
+        self.n_resets += 1
+        if self.n_resets == 2:
+            time.sleep(1000.0)
+        return super().reset(**params)
 
 
 class Masked(Sound):
@@ -236,6 +252,17 @@ def test_a_config_is_written_for_an_env_that_fails_now_and_then(
     assert "steps that were tried failed" in err
     assert "OSError: socket closed" in err
     assert load_config("flaky.yaml").manager.num_workers == "auto"
+
+
+def test_an_env_that_hangs_does_not_keep_init(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init, "LIMIT_S", 0.5)
+    assert main(["init", "check_users_envs:Hanging", "--env-num", "1", "--out", "h.yaml"]) == 1
+    err = capsys.readouterr().err
+    assert "exceeded the 0.5 s of reset_timeout" in err
+    assert re.search(r", at check_users_envs\.py:\d+ in reset", err)
+    assert not (folder / "h.yaml").exists()
 
 
 def test_an_env_that_ends_its_process_gets_one_of_its_own(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -286,3 +287,24 @@ def test_the_verdict_is_that_of_the_worst() -> None:
     assert found(Level.OK, Level.WARNING) == "it runs, with 1 warning"
     assert found(Level.PROBLEM, Level.WARNING) == "not ready: 1 problem, 1 warning"
     assert found() == found(Level.OK)
+
+
+class Telling(gymnasium.Env[Any, Any]):
+    """Has something in its infos."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, told: Any) -> None:
+        self._told = told
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return 0, {"told": self._told}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, False, {}
+
+
+def test_infos_are_pickled_as_in_a_run() -> None:
+    assert not probes.describe(lambda: Telling(lambda: 1)).unpicklable
+    assert "lock" in probes.describe(lambda: Telling(threading.Lock())).unpicklable

@@ -19,6 +19,7 @@ from envmgr.errors import ConfigError, EnvCrash, EnvRaised, EnvTimeout
 from envmgr.observing import episode_log
 from envmgr.observing.episode_log import EpisodeLog, plain
 from envmgr.outcomes import Outcome, OutcomeStatus
+from envmgr.reporting.figures import figures_of
 from envmgr.reporting.folder import read_run
 from envmgr.types import EnvTimestep
 
@@ -273,6 +274,24 @@ def test_a_full_disk_costs_lines_and_nothing_else(
     run = read_run(logged.path)
     assert list(run.returns)[-1] == 4.0
     assert [note for note in run.unread if "1 of 3 lines" in note], run.unread
+
+
+def test_its_report_charges_the_env_that_failed_and_says_why(logged: Logged) -> None:
+    dead = EnvCrash("", env_id=0, during="step", exit_status=3)
+    logged.log.failed(dead)
+    logged.step({0: failed(dead), 1: failed(dead)})  # the latter has lost its worker with it
+    late = EnvTimeout("", env_id=1, during="reset", limit_s=2.0)
+    logged.log.failed(late)
+    run = read_run(logged.path)
+    assert [one.text.partition(" of ")[0] for one in run.failures] == [
+        "EnvCrash (exit code 3)",
+        "EnvTimeout (limit 2 s)",
+    ]
+    logged.log.failed(EnvCrash("", env_id=0, during="step", exit_status=-9))
+    run = read_run(logged.path)
+    assert run.failures[-1].text.startswith("EnvCrash (signal 9) of env 0")
+    by_env = {env["env_id"]: env["failures"] for env in figures_of(run)["envs"]}
+    assert by_env == {0: 2, 1: 1}
 
 
 def test_it_is_appended_to_by_each_launch_and_by_others(tmp_path: Path) -> None:

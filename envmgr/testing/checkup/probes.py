@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from envmgr import pickles
 from envmgr.env import adapt
 from envmgr.env.async_env import as_blocking
 from envmgr.env.contract import env_name
@@ -182,7 +182,7 @@ def _casts(space: Any, obs: Any, path: str = "observation") -> Iterator[str]:
 
 def _why_unpicklable(info: Any) -> str:
     try:
-        pickle.dumps(info)
+        pickles.dumps(info)  # which messages fall back on
     except Exception as error:  # whatever a __reduce__ may raise
         return f"{type(error).__name__}: {error}"
     return ""
