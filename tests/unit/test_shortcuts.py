@@ -15,6 +15,7 @@ from envmgr.config import ManagerConfig, keywords
 from envmgr.config.kind_sections import Metrics, Trace, WorkerEnv
 from envmgr.config.schema import Section, keys_of
 from envmgr.errors import ConfigError, UnknownKeyError
+from tests.cases import needs_autoreset_modes
 
 SHORT, LONG = (partial(gymnasium.make, "CartPole-v1", max_episode_steps=n) for n in (5, 50))
 
@@ -61,6 +62,7 @@ def test_a_manager_says_what_it_is() -> None:
     )
 
 
+@needs_autoreset_modes
 def test_names_of_the_package_are_the_public_ones() -> None:
     assert dir(envmgr) == sorted(envmgr.__all__)
     assert all(getattr(envmgr, name) is not None for name in dir(envmgr))
