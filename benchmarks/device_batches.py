@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from envs import ImageEnv
+from paired import Cost, paired_rounds
 
 import envmgr
 
@@ -112,13 +113,10 @@ def main() -> None:
         name: Loop(options.n, options.workers, views, to_device)
         for name, (views, to_device) in ways.items()
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
-    for lap in range(-1, options.rounds):  # the first one warms up
-        order = list(loops) if lap % 2 else list(reversed(loops))
-        for name in (*order, *reversed(order)):
-            seconds = loops[name].run(options.batches)
-            if lap >= 0:
-                found[name].append(seconds)
+    found: dict[str, list[Cost]] = {name: [] for name in loops}
+    for sums in paired_rounds(loops, options.rounds, options.batches):
+        for name, seconds in sums.items():
+            found[name].append(seconds)
     for loop in loops.values():
         loop.close()
     mib = options.n * int(np.prod(SHAPE)) / 2**20
@@ -128,7 +126,7 @@ def main() -> None:
     )
     for name, seconds in found.items():
         copying, all_of_it = (
-            1e6 * statistics.median(window[k] for window in seconds) / options.batches
+            1e6 * statistics.median(window[k] for window in seconds) / (2 * options.batches)
             for k in (0, 1)
         )
         print(f"{name:48} copies {copying:8.1f} us   whole loop {all_of_it:8.1f} us per batch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
@@ -63,3 +64,19 @@ def env_ids_text(env_ids: Iterable[int]) -> str:
 def how_often(n: int) -> str:
     """Return how often something happened, in words."""
     return "once" if n == 1 else "twice" if n == 2 else counted(n, "time")
+
+
+def exit_text(status: int) -> str:
+    """Return how a process ended: `exit code 3`, or `killed by SIGSEGV`.
+
+    Args:
+        status: its exit code, or minus the number of the signal that ended it.
+    """
+    return f"exit code {status}" if status >= 0 else f"killed by {_signal_name(-status)}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -35,6 +35,7 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState, Event
 from envmgr.policy import FailureBudget, FailurePolicy
+from envmgr.texts import exit_text
 from envmgr.transport.base import HostDied
 from envmgr.types import EnvTimestep
 from envmgr.wire.messages import FailureKind, RemoteFailure
@@ -387,12 +388,9 @@ def _traceback_of(remote: RemoteFailure) -> str:
 def crash(env: ManagedEnv, died: HostDied) -> EnvCrash:
     """Return the failure of an env whose host is gone."""
     status = died.exit_status
-    if status is None:
-        how = died.detail or "it cannot be told how"
-    elif status < 0:
-        how = f"killed by {_signal_name(-status)}"
-    else:
-        how = f"exit code {status}"
+    how = died.detail or "it cannot be told how"
+    if status is not None:
+        how = exit_text(status)
     hint = " (out of memory?)" if status == -getattr(signal, "SIGKILL", 9) else ""
     text = (
         f"the host of {env.name} (generation {env.generation}) died during "
@@ -435,13 +433,6 @@ def of_neighbour(env: ManagedEnv, failure: EnvFailure) -> EnvCrash:
     )
     crash.__cause__ = failure
     return crash
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def timeout(

@@ -30,6 +30,7 @@ from envmgr.reporting.files import (
     Sample,
     Summary,
 )
+from envmgr.texts import exit_text
 
 MOST_FAILURES = 100
 """Texts of so many are kept; all are counted."""
@@ -200,7 +201,7 @@ def _told(line: LogLine) -> str:
     """Return what a line says of a failure."""
     why = line.raised
     if line.exit_status is not None:
-        why = f"{'exit code' if line.exit_status >= 0 else 'signal'} {abs(line.exit_status)}"
+        why = exit_text(line.exit_status)
     elif line.limit_s is not None:
         why = f"limit {line.limit_s:g} s"
     where = f"env {line.env_id} (generation {line.generation})"

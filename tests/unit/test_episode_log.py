@@ -289,7 +289,7 @@ def test_its_report_charges_the_env_that_failed_and_says_why(logged: Logged) -> 
     ]
     logged.log.failed(EnvCrash("", env_id=0, during="step", exit_status=-9))
     run = read_run(logged.path)
-    assert run.failures[-1].text.startswith("EnvCrash (signal 9) of env 0")
+    assert run.failures[-1].text.startswith("EnvCrash (killed by SIGKILL) of env 0")
     by_env = {env["env_id"]: env["failures"] for env in figures_of(run)["envs"]}
     assert by_env == {0: 2, 1: 1}
 
