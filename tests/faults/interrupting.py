@@ -191,6 +191,25 @@ def no_gc_callbacks() -> Iterator[None]:
 
 
 @contextmanager
+def lost_exceptions_are_no_errors() -> Iterator[None]:
+    """Have nobody report what a handler raises in a callback of a weak reference: it is lost there.
+
+    So it is in `multiprocessing`, which keeps its processes in sets of weak references.
+    """
+    report = sys.unraisablehook
+
+    def report_others(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, (Interrupted, KeyboardInterrupt, SystemExit)):
+            report(unraisable)
+
+    sys.unraisablehook = report_others
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
+
+
+@contextmanager
 def handlers(close: Callable[[], None]) -> Iterator[dict[int, type[BaseException]]]:
     """Install what users install; yield which signal raises what.
 
@@ -210,7 +229,7 @@ def handlers(close: Callable[[], None]) -> Iterator[dict[int, type[BaseException
         signal.SIGALRM: raise_own,
         signal.SIGTERM: close_and_exit,
     }
-    with no_gc_callbacks():
+    with no_gc_callbacks(), lost_exceptions_are_no_errors():
         before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
         try:
             yield {
