@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 3
+#define ABI 4
 
 static PyObject *name_step, *name_step_buffer, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
@@ -842,7 +842,7 @@ typedef struct {
 } OrdinaryRows;
 
 static PyObject *name_actions, *name_timesteps, *name_latest, *name_posted_for_last, *name_n_posts;
-static PyObject *name_returning, *name_unfinished;
+static PyObject *name_returning, *name_unfinished, *name_caller, *name_result, *name_count, *name_n_before;
 
 static int rows_traverse(OrdinaryRows *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
@@ -1242,6 +1242,114 @@ static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* The flags of all replies, if they are the same and ordinary; -1 if not. Each is read once. */
+static int flags_of_all(OrdinaryRows *self) {
+    uint16_t first = __atomic_load_n(&self->flags[0], __ATOMIC_RELAXED);
+    if ((first & self->buffer_bits) >= self->n_steps)
+        return -1;
+    for (Py_ssize_t k = 1; k < self->count; k++)
+        if (__atomic_load_n(&self->flags[k], __ATOMIC_RELAXED) != first)
+            return -1;
+    return first;
+}
+
+/* A tuple of this type, which takes these items over; without them, whatever becomes of it. */
+static PyObject *tuple_of(PyObject *type, PyObject **items, Py_ssize_t count) {
+    PyObject *made = NULL;
+    if (PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)) {
+        allocfunc alloc = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
+        made = alloc((PyTypeObject *)type, count);
+    } else {
+        PyErr_SetString(PyExc_TypeError, "a type of tuples is needed");
+    }
+    for (Py_ssize_t k = 0; k < count; k++) {
+        if (made == NULL)
+            Py_DECREF(items[k]);
+        else
+            PyTuple_SetItem(made, k, items[k]); /* nothing is made meanwhile that could look at it */
+    }
+    return made;
+}
+
+#define MAKERS 5
+
+/* A batch, given its type, the env_ids, and what makes its other parts. */
+static PyObject *made_batch(PyObject *type, PyObject *ids, PyObject *makers) {
+    PyObject *items[1 + MAKERS];
+    if (!PyTuple_Check(makers) || PyTuple_Size(makers) != MAKERS) {
+        PyErr_SetString(PyExc_ValueError, "what makes each part of a batch is needed");
+        return NULL;
+    }
+    items[0] = Py_NewRef(ids);
+    for (int k = 0; k < MAKERS; k++)
+        if ((items[1 + k] = PyObject_CallNoArgs(PyTuple_GetItem(makers, k))) == NULL) {
+            for (int j = 0; j <= k; j++)
+                Py_DECREF(items[j]);
+            return NULL;
+        }
+    return tuple_of(type, items, 1 + MAKERS);
+}
+
+PyDoc_STRVAR(hand_out_doc,
+             "hand_out(recipes)\n--\n\n"
+             "Hand the timesteps of all rows out as a batch, which is about to be returned, if they have come "
+             "and there is a recipe for the flags that all of them have: (type of the batch, env_ids, what "
+             "makes its other parts, type of what is handed out, type of what the journal has of it). None "
+             "if Python has to look at them, and nothing was changed.");
+
+static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
+    if (!PyDict_Check(recipes)) {
+        PyErr_SetString(PyExc_TypeError, "a dict of recipes is needed");
+        return NULL;
+    }
+    int flags;
+    if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count) ||
+        (flags = flags_of_all(self)) < 0)
+        Py_RETURN_NONE;
+    PyObject *key = PyLong_FromLong(flags);
+    if (key == NULL)
+        return NULL;
+    PyObject *recipe = Py_XNewRef(PyDict_GetItemWithError(recipes, key));
+    Py_DECREF(key);
+    if (recipe == NULL)
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    PyObject *type, *ids, *makers, *handed_type, *returning_type;
+    PyObject *handed = NULL, *before = NULL, *after = NULL, *returning = NULL, *result = NULL;
+    if (!PyArg_ParseTuple(recipe, "OOOOO", &type, &ids, &makers, &handed_type, &returning_type))
+        goto over;
+    /* All objects are made before anything is changed; from then on nothing fails. */
+    PyObject *batch = made_batch(type, ids, makers);
+    PyObject *count = batch == NULL ? NULL : PyLong_FromSsize_t(self->count);
+    if (count != NULL && (handed = PyObject_CallNoArgs(handed_type)) != NULL &&
+        (before = PyObject_GetAttr(self->statistics, name_timesteps)) != NULL &&
+        (after = PyNumber_Add(before, count)) != NULL &&
+        PyObject_SetAttr(handed, name_result, batch) == 0 &&
+        PyObject_SetAttr(handed, name_count, count) == 0 &&
+        PyObject_SetAttr(handed, name_n_before, before) == 0) {
+        PyObject *items[] = {Py_NewRef(handed), PyObject_GetAttr(self->journal, name_caller)};
+        if (items[1] == NULL)
+            Py_DECREF(items[0]);
+        else
+            returning = tuple_of(returning_type, items, 2);
+    }
+    Py_XDECREF(batch);
+    Py_XDECREF(count);
+    if (returning == NULL || PyObject_SetAttr(self->journal, name_returning, returning) < 0 ||
+        PyObject_SetAttr(self->statistics, name_timesteps, after) < 0)
+        goto over;
+    memset(self->phases, self->idle, self->count);
+    memset(self->buffers, flags & self->buffer_bits, self->count);
+    memset(self->in_arena, 1, self->count);
+    result = Py_NewRef(handed);
+over:
+    Py_DECREF(recipe);
+    Py_XDECREF(handed);
+    Py_XDECREF(before);
+    Py_XDECREF(after);
+    Py_XDECREF(returning);
+    return result;
+}
+
 static PyMethodDef rows_methods[] = {
     {"may_post", (PyCFunction)rows_may_post, METH_NOARGS,
      "Return whether all rows take an ordinary action now."},
@@ -1252,6 +1360,7 @@ static PyMethodDef rows_methods[] = {
      "Return whether steps of all rows are posted."},
     {"said", (PyCFunction)rows_said, METH_NOARGS, said_doc},
     {"deliver", (PyCFunction)rows_deliver, METH_VARARGS, deliver_doc},
+    {"hand_out", (PyCFunction)rows_hand_out, METH_O, hand_out_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1504,6 +1613,10 @@ static const struct {
     {&name_n_posts, "n_posts"},
     {&name_returning, "returning"},
     {&name_unfinished, "_unfinished"},
+    {&name_caller, "caller"},
+    {&name_result, "result"},
+    {&name_count, "count"},
+    {&name_n_before, "n_before"},
 };
 
 static PyMethodDef module_methods[] = {

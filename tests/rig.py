@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from envmgr.core import (
-    Collected,
     EpisodeRules,
+    HandedOut,
     Hosts,
     ManagedEnv,
     Phase,
@@ -217,7 +217,7 @@ class Rig:
         wanted = [i for i in env_ids if i in arrived] if env_ids else arrived
         return self.hand_out(collector.take(self.selection(wanted)) if wanted else None)
 
-    def hand_out(self, taken: Collected | None) -> dict[int, EnvTimestep]:
+    def hand_out(self, taken: HandedOut | None) -> dict[int, EnvTimestep]:
         """Hand out what was gathered, with observations as the hosts had them."""
         timesteps = {}
         if taken is not None:

@@ -201,7 +201,25 @@ class Remarks(NamedTuple):
 _make_remarks = partial(tuple.__new__, Remarks)
 
 
-class Collected:
+class HandedOut:
+    """Timesteps that a call is about to return.
+
+    Attributes:
+        result: `{env_id: EnvTimestep}`, or an `ArrayBatch`; once they were read.
+        count: how many timesteps there are.
+        n_before: timesteps delivered since launch, before these.
+        odd: ends of episodes among them that are to be followed up, which is not to be interrupted.
+        fate: what is to become of them, if somebody wants to know.
+    """
+
+    result: Any = None
+    count: int
+    n_before: int
+    odd: Sequence[Ending] = ()
+    fate: Fate | None = None
+
+
+class Collected(HandedOut):
     """Timesteps that have arrived, from when they are taken until their call has returned.
 
     They are to be read once, before anything is sent to these envs again.
@@ -218,31 +236,12 @@ class Collected:
         in_c: what hands them out in C; None where Python does.
 
     Attributes:
-        count: how many timesteps there are.
-        result: `{env_id: EnvTimestep}`, or an `ArrayBatch`; once they were read.
         endings: of episodes; None until it was looked.
-        odd: those of them that are to be followed up, which is not to be interrupted.
         n_episodes: episodes ended since launch, these included.
-        fate: what is to become of them, if somebody wants to know.
     """
 
-    __slots__ = (
-        "arena",
-        "block",
-        "buffers",
-        "count",
-        "endings",
-        "fate",
-        "ids",
-        "in_c",
-        "kept",
-        "n_before",
-        "n_episodes",
-        "odd",
-        "remarks",
-        "result",
-        "selection",
-    )
+    endings: Sequence[Ending] | None = None
+    n_episodes = 0
 
     def __init__(
         self,
@@ -263,14 +262,9 @@ class Collected:
         self.remarks = remarks
         self.kept = kept
         self.count = len(ids)
-        self.result: Any = None
-        self.endings: Sequence[Ending] | None = None
-        self.odd: Sequence[Ending] = ()
         self.n_before = n_before
         self.block = block
         self.arena = arena
-        self.n_episodes = 0
-        self.fate: Fate | None = None
 
 
 class Collector:
@@ -298,7 +292,7 @@ class Collector:
         statistics: Statistics,
         journal: CallJournal,
         selections: Selections,
-        go_on: Callable[[Collected], None],
+        go_on: Callable[[HandedOut], None],
         *,
         reset_inplace: bool,
         has_spares: bool,
@@ -436,6 +430,16 @@ class Collector:
             return None
         return Collected(ids, selection, buffers, remarks, kept, n_before, block, arena)
 
+    def take_arrays(self, selection: Selection) -> HandedOut | None:
+        """As `take`, for who wants arrays: what is ordinary is read at once, and handed out."""
+        handed = None if selection.in_c is None else selection.in_c.hand_out(selection.recipes)
+        if handed is None:
+            return self.take(selection)
+        result: HandedOut = handed
+        if self._has_spares or Phase.RESETTING in self._table.phases.column:
+            self._go_on(result)
+        return result
+
     def _remarks_of(self, selection: Selection, flags: int) -> Remarks | None:
         """Return what replies say that all have these flags; None if one has to be looked at."""
         if not flags & HAS_INFO:
@@ -540,8 +544,10 @@ class Collector:
 
     # -- reading it -----------------------------------------------------------------------------
 
-    def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
+    def timesteps(self, collected: HandedOut) -> dict[int, EnvTimestep]:
         """Read what was taken, and hand it out as timesteps by env_id."""
+        if not isinstance(collected, Collected):
+            return by_env_id(collected.result)
         selection, block, kept = collected.selection, collected.block, collected.kept
         observed, arena = self._table.observed, collected.arena
         timesteps: dict[int, EnvTimestep] = {}
@@ -589,12 +595,15 @@ class Collector:
             self._go_on(collected)
         return timesteps
 
-    def arrays(self, collected: Collected) -> ArrayBatch | None:
+    def arrays(self, collected: HandedOut) -> ArrayBatch | None:
         """Read what was taken, and hand it out as arrays.
 
         Returns:
             None if they have to be put together from `timesteps`: nothing was handed out.
         """
+        if not isinstance(collected, Collected):
+            batch: ArrayBatch = collected.result
+            return batch
         selection, block, remarks = collected.selection, collected.block, collected.remarks
         odd = remarks.specials and remarks.have_rewards_of_different_shapes
         if selection is None or block is None or collected.kept or odd:
@@ -605,9 +614,14 @@ class Collector:
         if obs is None:  # they are of several layouts
             return None
         if collected.in_c is not None and window is not None:
-            none, rewards = selection.none.copy, window.rewards.copy()
-            infos = BatchInfos(remarks)
-            batch = _make_batch((selection.array, obs, rewards, none(), none(), infos))
+            none, numbers = selection.none.copy, window.rewards.copy
+            infos = partial(BatchInfos, remarks)
+            if remarks.infos is None and arena is not None and not arena.has_texts:
+                # The next time `take_arrays` hands out what says the same.
+                makers = arena.maker(selection, collected.buffers), numbers, none, none, infos
+                recipe = ArrayBatch, selection.array, makers, HandedOut, Returning
+                selection.recipes[usual] = recipe
+            batch = _make_batch((selection.array, obs, numbers(), none(), none(), infos()))
             self._deliver_in_c(collected, batch, in_arena=True)
             return batch
         if window is not None and usual < _WIDE:
@@ -672,13 +686,13 @@ class Collector:
         """End episodes whose hosts begin the next ones by themselves; return the others."""
         return self._episodes.end_plainly(endings) if self._resets_plainly else endings
 
-    def follow_up(self, collected: Collected) -> None:
+    def follow_up(self, collected: HandedOut) -> None:
         """Go on with the episodes that ended otherwise than most; not to be interrupted."""
         odd, collected.odd = collected.odd, ()
         for env_id, flag, _ in odd:
             self._episodes.end(self._table.envs[env_id], after_of(flag))
 
-    def give_back(self, collected: Collected) -> None:
+    def give_back(self, collected: HandedOut) -> None:
         """Have envs owe the timesteps that were handed out by a call that has not returned.
 
         Not to be interrupted.

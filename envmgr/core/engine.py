@@ -22,7 +22,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
 from envmgr.core.activities import awaited_text
-from envmgr.core.collect import Collected
+from envmgr.core.collect import HandedOut
 from envmgr.core.journal import is_run
 from envmgr.core.phases import BEFORE_THE_CALLER, BEHIND_THE_CALLER
 from envmgr.core.statistics import Tracer
@@ -973,9 +973,15 @@ class Gather:
         self._table = supervisor.table
         self._repair = supervisor.repair
 
-    def exactly(self, selection: Selection) -> Collected | None:
-        """Wait for the timesteps of all of these envs, which were sent an action each."""
+    def exactly(self, selection: Selection, *, as_arrays: bool = False) -> HandedOut | None:
+        """Wait for the timesteps of all of these envs, which were sent an action each.
+
+        Args:
+            selection: the envs.
+            as_arrays: they are wanted as arrays.
+        """
         repair, engine, collector = self._repair, self._engine, self._collector
+        take = collector.take_arrays if as_arrays else collector.take
         arrived = partial(collector.have_arrived, selection)
         while True:
             # What is held waits for a reset: what comes has to be applied, not only seen.
@@ -987,7 +993,7 @@ class Gather:
                 )
             if repair.urgent:
                 return None
-            taken = collector.take(selection) if collector.left is None else None
+            taken = take(selection) if collector.left is None else None
             if taken is not None:
                 return taken
             self._apply_alone()
@@ -1008,8 +1014,13 @@ class Gather:
         return self._supervisor.envs[missing[len(missing) // 2]].host_id if missing else None
 
     def some(
-        self, policy: GatherPolicy, *, deadline: float = math.inf, exactly: bool = False
-    ) -> Collected | None:
+        self,
+        policy: GatherPolicy,
+        *,
+        deadline: float = math.inf,
+        exactly: bool = False,
+        as_arrays: bool = False,
+    ) -> HandedOut | None:
         """Wait for as many outstanding timesteps as the policy wants; take all that have arrived.
 
         Goes on until one of them is not an episode's end, so that there is something to step next;
@@ -1019,6 +1030,7 @@ class Gather:
             policy: how many, and how long for stragglers.
             deadline: return what has arrived at this moment.
             exactly: be content with episodes' ends too.
+            as_arrays: as of `exactly`.
 
         Raises:
             NothingReadyError: nothing is outstanding.
@@ -1026,7 +1038,7 @@ class Gather:
         supervisor, submitter = self._supervisor, self._supervisor.submitter
         posted = submitter.posted_in_c() if deadline == math.inf else None
         if posted is not None and policy.needed(posted.count) == posted.count:
-            return self.exactly(posted)
+            return self.exactly(posted, as_arrays=as_arrays)
         posts = submitter.posts
         outstanding = supervisor.statistics.outstanding
         if not outstanding:
@@ -1043,7 +1055,7 @@ class Gather:
             latest = submitter.latest(outstanding)
             wants_all = policy.needed(outstanding) == outstanding and not is_limited
             if latest is not None and wants_all and not supervisor.table.some_at_a_time:
-                return self.exactly(latest)
+                return self.exactly(latest, as_arrays=as_arrays)
             submitter.have_all_ring()
         while True:
             arrived = self._some_ids(policy, outstanding, deadline, exactly=exactly)

@@ -44,7 +44,7 @@ class Returning(NamedTuple):
     around it have. So the frame is not in the timesteps, which the caller's functions know.
 
     Attributes:
-        timesteps: a `Collected`, which knows how many there are and what is to become of them.
+        timesteps: a `HandedOut`, which knows how many there are and what is to become of them.
         caller: the frame of the call.
     """
 

@@ -379,6 +379,13 @@ class Arena:
             leaves = [self._leaf_batch(j, rows, buffers) for j in range(len(self._arrays))]
         return leaves[0] if self._is_lone else self._unflatten(leaves)
 
+    def maker(self, selection: RowsOfArena, buffer: int) -> Callable[[], Any]:
+        """Return what makes the batch that `batch` returns, in one call if that is all it takes."""
+        leaves = selection.arenas.get(buffer)
+        if leaves is not None and self._copies and self._is_lone:
+            return leaves[0].copy
+        return partial(self.batch, selection, buffer)
+
     def _shown(self, leaves: Sequence[Array], rows: slice) -> list[Array]:
         """Return views as they are handed out, and texts, which are nobody else's."""
         env_ids, guard = self._env_ids[rows], self._guard
@@ -451,6 +458,11 @@ class Arenas:
         """Return observations as one batch; None if they are of several layouts."""
         part, *others = self._parts(selection.ids)
         return None if others else part.arena.batch(part, buffers)
+
+    def maker(self, selection: RowsOfArena, buffer: int) -> Callable[[], Any]:
+        """Return what makes the batch that `batch` returns, of envs of one layout."""
+        (part,) = self._parts(selection.ids)
+        return part.arena.maker(part, buffer)
 
     def _parts(self, ids: Sequence[int]) -> list[_Part]:
         key = tuple(ids)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from envmgr.core.collect import Collected, Collector
+from envmgr.core.collect import Collector, HandedOut
 from envmgr.core.episodes import Episodes, ExplicitResets
 from envmgr.core.failures import Repair
 from envmgr.core.hosts import Hosts
@@ -308,7 +308,7 @@ class Supervisor:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def _go_on(self, collected: Collected) -> None:
+    def _go_on(self, collected: HandedOut) -> None:
         """Do what follows timesteps that were handed out, some of which ended episodes, say."""
         self._dispatcher.begin_episodes()
         spares = self.spares

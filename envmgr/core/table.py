@@ -1137,6 +1137,7 @@ class Selection:
         is_ascending: whether the env_ids ascend.
         ordinary: what `Collector` has read from replies of ordinary steps, by their flags: equal
             flags say the same again.
+        recipes: of batches of ordinary timesteps, by flags, likewise: see `Collector.arrays`.
         fresh: what says of all that the newest observation is in the arena.
         stale: likewise that it is not.
         posted: what says that the steps of all are posted.
@@ -1161,6 +1162,7 @@ class Selection:
         "none",
         "ordinary",
         "posted",
+        "recipes",
         "rows",
         "run",
         "stale",
@@ -1185,6 +1187,7 @@ class Selection:
         self.in_c: Any = None
         self.arenas: dict[int, list[Array]] = {}
         self.ordinary: dict[bytes | int, Any] = {}
+        self.recipes: dict[int, Any] = {}
         self.n_posts = 0
 
     def may_be_posted(self, table: EnvTable) -> bool:
@@ -1260,6 +1263,7 @@ class Selections:
             selection.window = selection.in_c = None
             selection.arenas.clear()
             selection.ordinary.clear()
+            selection.recipes.clear()
         self._known.clear()
         self._latest = self._latest_array = None
 

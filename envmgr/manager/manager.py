@@ -16,7 +16,7 @@ from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_c
 from envmgr.core import (
     NOBODY,
     ArrayBatch,
-    Collected,
+    HandedOut,
     Phase,
     ReadyBatch,
     Selection,
@@ -640,14 +640,19 @@ class EnvManager:
         return timesteps
 
     def _receive(
-        self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None
-    ) -> Collected | None:
+        self,
+        supervisor: Supervisor,
+        min_ready: int | None,
+        timeout_s: float | None,
+        *,
+        as_arrays: bool = False,
+    ) -> HandedOut | None:
         outstanding = supervisor.statistics.outstanding
         if not outstanding:
             self._surface(supervisor)
         if min_ready is None and timeout_s is None:
             self._gathers_some = False
-            return self._running.gather.some(self._policy)
+            return self._running.gather.some(self._policy, as_arrays=as_arrays)
         policy = self._policy
         if min_ready is not None:
             min_ready = validate.checked_min_ready(min_ready)
@@ -656,7 +661,10 @@ class EnvManager:
         # Most likely the next time, too:
         self._gathers_some = min_ready is not None and min_ready < outstanding
         deadline = monotonic() + limit_s
-        return self._running.gather.some(policy, deadline=deadline, exactly=min_ready is not None)
+        exactly = min_ready is not None
+        return self._running.gather.some(
+            policy, deadline=deadline, exactly=exactly, as_arrays=as_arrays
+        )
 
     def _ring_when_sent(self) -> int:
         if not self._policy.gathers_all:
@@ -704,7 +712,7 @@ class EnvManager:
             self._running.engine.uninterrupted(supervisor.repair.answer_unexecuted)
         return sent
 
-    def _deliver(self, supervisor: Supervisor, collected: Collected | None) -> Any:
+    def _deliver(self, supervisor: Supervisor, collected: HandedOut | None) -> Any:
         """Hand out what was gathered; if that is nothing, there may have been a failure."""
         if collected is None:
             self._surface(supervisor)
@@ -756,7 +764,7 @@ class EnvManager:
     ) -> ArrayBatch:
         """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
         with self._running.calling as supervisor:
-            collected = self._receive(supervisor, min_ready, timeout_s)
+            collected = self._receive(supervisor, min_ready, timeout_s, as_arrays=True)
             batch = None if collected is None else supervisor.collector.arrays(collected)
             if batch is None:
                 timesteps = self._deliver(supervisor, collected)

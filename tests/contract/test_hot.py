@@ -13,7 +13,7 @@ import pytest
 
 import envmgr.hot
 from envmgr import BaseEnv, EnvTimestep, create_env_manager
-from envmgr.core.collect import Collector
+from envmgr.core.collect import Collector, HandedOut
 from envmgr.core.submit import Submitter
 from envmgr.hot import hot
 from envmgr.wire.block import block_is_possible
@@ -113,6 +113,7 @@ def test_c_runs_in_workers_and_in_the_trainer(
         return  # as with dicts
     ran: Counter[str] = Counter()
     post, deliver = Submitter._post_in_c, Collector._deliver_in_c
+    take_arrays = Collector.take_arrays
 
     def posted(*args: Any) -> bool:
         done = post(*args)
@@ -123,7 +124,13 @@ def test_c_runs_in_workers_and_in_the_trainer(
         ran["delivered"] += 1
         deliver(*args, **options)
 
+    def taken_in_one_go(*args: Any) -> Any:
+        taken = take_arrays(*args)
+        ran["delivered"] += type(taken) is HandedOut
+        return taken
+
     monkeypatch.setattr(Submitter, "_post_in_c", posted)
+    monkeypatch.setattr(Collector, "take_arrays", taken_in_one_go)
     monkeypatch.setattr(Collector, "_deliver_in_c", delivered)
     env_class = FourEnv if form == "dict" and name in ("fork", "inline") else FiveEnv
     with create_env_manager(CONFIGS[name], env_fn=[env_class] * N) as manager:

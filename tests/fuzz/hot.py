@@ -862,18 +862,19 @@ def _take(side: Side, ids: list[int], *, in_arrays: bool, gives_back: bool) -> A
     arrived = collector.have_arrived(selection), None if posted is None else posted.ids
     if not arrived[0]:
         return arrived
-    taken = collector.take(selection)
+    taken = collector.take_arrays(selection) if in_arrays else collector.take(selection)
     left, collector.left = collector.left, None
     if taken is None:
         return arrived, left
-    was_in_c = taken.in_c is not None
+    was_in_c = not isinstance(taken, collect.Collected) or taken.in_c is not None
     result = collector.arrays(taken) if in_arrays else collector.timesteps(taken)
     if in_arrays and result is None:
         result = collector.timesteps(taken)
     infos = list(result.infos) if isinstance(result, collect.ArrayBatch) else None
-    found = plain(result), plain(infos), plain(taken.buffers), tuple(taken.remarks[:2])
+    found = plain(result), plain(infos), taken.count, taken.n_before
     side.collected = was_in_c
-    side.n_ends += len(taken.remarks.specials)
+    if isinstance(taken, collect.Collected):
+        side.n_ends += len(taken.remarks.specials)
     if gives_back:
         collector.give_back(taken)
     return arrived, left, found, plain(side.table.observed.of(ids))

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from envmgr.core import Collected, Next, Phase
+from envmgr.core import HandedOut, Next, Phase
 from envmgr.core.phases import Change
 from envmgr.core.submit import submit_calls
 from envmgr.core.table import NEVER, ManagedEnv
@@ -384,7 +384,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             assert list(delivered) == outstanding or not all(dones)
         self._after_move()
 
-    def _deliver(self, taken: Collected | None) -> dict[int, EnvTimestep]:
+    def _deliver(self, taken: HandedOut | None) -> dict[int, EnvTimestep]:
         delivered = self.rig.hand_out(taken)
         for env_id, timestep in delivered.items():
             owed = self.owed.pop(env_id)  # KeyError: nothing was owed, or it came twice

@@ -24,7 +24,7 @@ import pytest
 import envmgr.hot
 from envmgr import EnvTimestep
 from envmgr.hot import ABI, PURE, hot
-from envmgr.wire.block import HAS_INFO, PLAIN_END, PLAIN_END_BITS, block_is_possible
+from envmgr.wire.block import DONE, HAS_INFO, PLAIN_END, PLAIN_END_BITS, block_is_possible
 from envmgr.wire.info_columns import InfoColumn
 from tests.cases import for_each
 from tests.fuzz.hot import Different, compare, fuzz, trainer_cases, worker_cases
@@ -827,6 +827,156 @@ def test_what_was_delivered_is_noted_in_one_go() -> None:
     assert (holder.timesteps, holder.returning) == (12, "these")
     rows.deliver("these", 0, False, 12)
     assert memory[8:16] == bytes(8)
+
+
+class _Batch(tuple):  # type: ignore[type-arg]
+    """As a batch is."""
+
+
+class _Returning(tuple):  # type: ignore[type-arg]
+    """As the journal has it."""
+
+
+class _HandedOut:
+    """As timesteps that are about to be returned are."""
+
+
+class Replied:
+    """Rows whose ordinary replies have come, and a recipe for them."""
+
+    def __init__(self, n_steps: int = 2) -> None:
+        self.memory = bytearray(256)
+        self.holder = types.SimpleNamespace(timesteps=1 << 40, returning=None, caller="caller")
+        self.empty: tuple[Any, ...] = ({}, {}, set(), {})
+        options = {"statistics": self.holder, "journal": self.holder, "empty": self.empty}
+        self.rows = _rows(self.memory, n_steps=n_steps, **options)
+        self.phases = np.ndarray((4,), "u1", self.memory, 0)
+        self.replies = np.ndarray((4,), "u8", self.memory, 80)
+        self.flags = np.ndarray((4,), "u2", self.memory, 112)
+        self.makers: list[Any] = [lambda part=part: part for part in ("obs", 1.5, "no", "none", {})]
+        self.types: list[Any] = [_Batch, _HandedOut, _Returning]
+        self.come()
+
+    def come(self) -> None:
+        """Have them come."""
+        self.phases[:], self.flags[:], self.replies[:] = 3, 17, 0
+        self.before = bytes(self.memory)
+
+    def hand_out(self) -> Any:
+        """Hand them out by the recipe."""
+        batch, handed, returning = self.types
+        recipe = batch, "ids", tuple(self.makers), handed, returning
+        return self.rows.hand_out({17: recipe})
+
+    def is_untouched(self) -> bool:
+        """Whether nothing was handed out."""
+        holder = self.holder
+        is_untold = (holder.timesteps, holder.returning) == (1 << 40, None)
+        return is_untold and bytes(self.memory) == self.before
+
+
+@in_c
+def test_ordinary_timesteps_are_handed_out_in_one_go() -> None:
+    replied = Replied()
+    handed, holder = replied.hand_out(), replied.holder
+    assert type(handed) is _HandedOut
+    assert (handed.result, handed.count, handed.n_before) == (
+        ("ids", "obs", 1.5, "no", "none", {}),
+        4,
+        1 << 40,
+    )
+    assert type(handed.result) is _Batch
+    assert type(holder.returning) is _Returning
+    assert (holder.returning, holder.timesteps) == ((handed, "caller"), (1 << 40) + 4)
+    assert replied.memory[:4] == bytes(4)
+    assert replied.memory[8:16] == bytes((1,) * 8)  # their buffer, and that they are in the arena
+
+
+@in_c
+def test_what_is_not_ordinary_is_not_handed_out_in_c() -> None:
+    replied = Replied()
+    for column, values in (
+        (replied.phases, (0, 1, 2)),
+        (replied.replies, (1,)),
+        (replied.flags, (16, 18, 17 | HAS_INFO, 17 | DONE, PLAIN_END | 17)),
+    ):
+        for k in range(4):
+            for value in values:
+                column[k] = value
+                replied.before = bytes(replied.memory)
+                assert replied.hand_out() is None
+                assert replied.is_untouched()
+                replied.come()
+    replied.empty[0][3] = "a timestep that was not delivered"
+    assert replied.hand_out() is None
+    replied.empty[0].clear()
+    assert replied.rows.hand_out({}) is None
+    assert replied.is_untouched()
+    few = Replied(n_steps=1)
+    assert few.hand_out() is None  # there is no such buffer
+    assert few.is_untouched()
+    assert type(replied.hand_out()) is _HandedOut
+
+
+@in_c
+def test_what_cannot_be_handed_out_stays() -> None:
+    replied = Replied()
+
+    def fails() -> Any:
+        raise ValueError("no memory")
+
+    def refused(*errors: type[Exception]) -> None:
+        with pytest.raises(errors):
+            replied.hand_out()
+        assert replied.is_untouched()
+
+    for k in range(5):
+        made, replied.makers[k] = replied.makers[k], fails
+        refused(ValueError)
+        replied.makers[k] = made
+    for k, odd in ((0, dict), (0, "no type"), (1, object), (1, None), (2, int)):
+        kind, replied.types[k] = replied.types[k], odd
+        refused(TypeError, AttributeError)
+        replied.types[k] = kind
+    makers, replied.makers = replied.makers, replied.makers[:4]
+    refused(ValueError)
+    replied.makers = makers
+    for recipes in (None, {17: None}, {17: ()}):
+        with pytest.raises((TypeError, SystemError)):
+            replied.rows.hand_out(recipes)
+    replied.holder.timesteps = "no number"
+    with pytest.raises(TypeError):
+        replied.hand_out()
+    del replied.holder.timesteps
+    with pytest.raises(AttributeError):
+        replied.hand_out()
+    replied.holder.timesteps = 1 << 40
+    del replied.holder.caller
+    refused(AttributeError)
+
+
+@in_c
+def test_nothing_of_a_batch_is_kept() -> None:
+    replied, number = Replied(), itertools.count(1 << 40)
+    parts = [[lambda: [object()]], [lambda: next(number)], [lambda: 1 // 0]]
+    odd_types = [dict, object, int]
+
+    def hand_out() -> None:
+        for makers in (parts[0] * 5, parts[1] * 5, parts[1] * 4 + parts[2], parts[0]):
+            replied.makers = makers
+            replied.come()
+            _quietly(replied.hand_out)
+            replied.holder.timesteps, replied.holder.returning = next(number), None
+        replied.makers = parts[0] * 5
+        for k, odd in enumerate(odd_types):
+            kind, replied.types[k] = replied.types[k], odd
+            replied.come()
+            _quietly(replied.hand_out)
+            replied.types[k] = kind
+        replied.flags[0] = 16
+        _quietly(replied.hand_out)
+
+    assert grown_by(hand_out) == {}
 
 
 @in_c
