@@ -21,7 +21,7 @@ from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvManagerError, EnvTimeout
 from envmgr.manager import EnvManager
 from envmgr.texts import counted
-from envmgr.tuning.measuring import profiled
+from envmgr.tuning.measuring import random_steps
 from envmgr.tuning.template import Tried, config_text
 from envmgr.worker.profiling import Profile
 
@@ -131,7 +131,7 @@ def _profile(manager: EnvManager, failures: list[EnvFailure]) -> Profile:
     """
     for seconds in PROFILES_S:
         try:
-            profile: Profile = manager.apply(profiled, seconds, env_ids=0)[0]
+            profile: Profile = manager.apply(random_steps, seconds, env_ids=0)[0]
         except (EnvCrash, EnvTimeout) as failure:
             failures.append(failure)
             _ = manager.ready_obs  # until it is built anew
