@@ -179,7 +179,7 @@ class ManagerKeys(TypedDict, total=False):
     context: Literal["server", "fork", "spawn", "forkserver"]
     """How workers start: envmgr's own launcher (`server`), or a standard method."""
     wait_num: float
-    """Timesteps to gather; `.inf`: all outstanding."""
+    """Timesteps to gather, or all that are outstanding, if those are fewer; `.inf`: all."""
     step_wait_timeout: float
     """Seconds to wait for stragglers after `wait_num` is met; never shortens that wait."""
     num_workers: int | Literal["auto"] | None

@@ -188,7 +188,7 @@ class ManagerConfig(Section):
     wait_num: float = option(
         math.inf,
         count_or_inf(),
-        "timesteps to gather; `.inf`: all outstanding",
+        "timesteps to gather, or all that are outstanding, if those are fewer; `.inf`: all",
         "2 async, .inf sync",
         from_file=ANY,
     )
