@@ -118,6 +118,10 @@ class TestFigures:
     def test_of_a_run_list_envs_in_their_order(self) -> None:
         failures = {"failures": 3, "failures_by_kind": {"EnvCrash": 3}}
         stats = {**failures, "failures_by_env": {10: 1, 9: 2}, "swaps": 1234}
+        stats["latency"] = {
+            "reset": {"count": [2.0, 0.0], "mean": [0.5, None]},
+            "step": {"count": [10.0, 20.0], "mean": [0.1, 0.1]},
+        }
         manager: Any = SimpleNamespace(stats=lambda: stats)
         summary = summary_of(
             None, manager, ending=Ending.DONE, error=None, states={"DONE": 11}, about={}
@@ -125,6 +129,7 @@ class TestFigures:
         shown = io.StringIO()
         print_summary(Console(file=shown, width=200), summary, title="a run", where=None)
         assert "(envs 9, 10)" in shown.getvalue()
+        assert "2 resets took 1 s: 25% of the envs' own time" in shown.getvalue()
         assert "1,234 (a spare took an env's place)" in shown.getvalue()
         written = json.loads(json.dumps(summary, allow_nan=False))
         assert written["stats"]["failures_by_env"] == {"10": 1, "9": 2}
