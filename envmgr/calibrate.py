@@ -35,6 +35,9 @@ PATIENCE_S = 5.0
 """How long the first reset may take, and the stepping with whatever hangs in it; shorter time
 limits of the config hold here, too."""
 
+RESETS_S = 0.5
+"""How long resets after the first may take in any case."""
+
 ROUND_TRIPS, LEAST_TRIPS, WAKING_S = 100, 10, 0.02
 """How often a worker is woken; and how often at least, if more would take longer than this."""
 
@@ -351,9 +354,12 @@ def measure_wake_up(engine: Engine, cpu_s: Callable[[], float] = time.thread_tim
 
 
 def _measure(engine: Engine, config: ManagerConfig) -> Trial:
-    limits = (config.step_timeout, config.reset_timeout)
-    step_s, reset_s = (PATIENCE_S if limit is None else limit for limit in limits)
+    step_s, reset_s = config.step_timeout or PATIENCE_S, config.reset_timeout or PATIENCE_S
+    began = engine.now()
     reset_all(engine, min(reset_s, PATIENCE_S))
+    # Others may take longer than the first. But an env that hangs is not to be waited for as long
+    # as a reset might take, where only steps have a limit.
+    reset_s = min(reset_s, max(RESETS_S, 4.0 * (engine.now() - began)))
     (env,) = engine.supervisor.envs
     supervisor = engine.supervisor
     payload = try_env, (STEPPING_S,)

@@ -33,10 +33,10 @@ EnvManagerError
 └── EnvFailure (RuntimeError)           one env failed; also found as `info["error"]`
     ├── EnvRaised                       its code raised; carries the remote traceback as text
     ├── EnvReportedAbnormal             it said so itself (`info["abnormal"]`)
-    ├── EnvProtocolError                what it returned, or what came from its host, is malformed
+    ├── EnvProtocolError                what it returned, or what came from its worker, is malformed
     ├── EnvCallAbandoned                nobody awaited its answer
     ├── EnvTimeout (TimeoutError)       it exceeded a time limit
-    └── EnvCrash                        its host process died
+    └── EnvCrash                        its worker died
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ class EnvRaised(EnvFailure):
     """The env's own code raised.
 
     Attributes:
-        type_name: qualified name of the exception's class in the host.
+        type_name: qualified name of the exception's class in the worker.
         remote_message: its text.
-        remote_traceback: the formatted traceback from the host.
+        remote_traceback: the formatted traceback from the worker.
     """
 
     def __init__(
@@ -238,15 +238,15 @@ class EnvReportedAbnormal(EnvFailure):
 
 
 class EnvProtocolError(EnvFailure):
-    """What the env returned (shape, dtype, structure, type) or what its host sent is malformed."""
+    """What the env returned (shape, dtype, structure, type) or its worker sent is malformed."""
 
 
 class EnvTimeout(EnvFailure, TimeoutError):
-    """The env exceeded a time limit; its host was replaced.
+    """The env exceeded a time limit; its worker was replaced.
 
     Attributes:
         limit_s: the limit, in seconds.
-        stacks: where it was: the stacks of all threads of its host, as `faulthandler` writes them
+        stacks: where it was: the stacks of all threads of its worker, as `faulthandler` writes them
             (inline: that of the env). What else is known of the process if it does not give them;
             empty where nothing can be told.
     """
@@ -275,7 +275,7 @@ class EnvCallAbandoned(EnvFailure):
 
 
 class EnvCrash(EnvFailure):
-    """The host process of the env died.
+    """The worker of the env died.
 
     Attributes:
         exit_status: exit code, or minus the signal's number; None if nobody could tell.
@@ -308,7 +308,7 @@ class OutOfMemoryError(EnvManagerError, MemoryError):
 
 
 class LaunchError(EnvManagerError, RuntimeError):
-    """`launch` failed; every host was closed and all envs are VOID again.
+    """`launch` failed; every worker was closed and all envs are VOID again.
 
     Attributes:
         failures: the failure of each env that failed, by env_id.

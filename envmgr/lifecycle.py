@@ -27,7 +27,7 @@ class EnvState(IntEnum):
     VOID = 0
     """Not launched, or closed."""
     INIT = 1
-    """Its host is starting and builds the env."""
+    """Its worker is starting and builds the env."""
     RUN = 2
     """In an episode: waiting for an action, or executing one."""
     RESET = 3
@@ -51,7 +51,7 @@ class Event(str, Enum):
     EPISODE_ENDED_UNATTENDED = "episode ended, auto_reset off"
     BUDGET_SPENT = "episode budget spent"
     FAILED = "failed"
-    RENEW = "host or env renewed"
+    RENEW = "worker or env renewed"
     REPAIRED_UNATTENDED = "repaired, auto_reset off"
     DROP = "failure budget spent, dropped"
     CLOSE = "close"

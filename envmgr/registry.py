@@ -239,10 +239,19 @@ def create_env_manager(
         ConfigError: a value is not allowed.
     """
     cfg = as_mapping(cfg, "manager")
+    if isinstance(cfg.get("manager"), Mapping):
+        raise ConfigError(f"cfg has the sections {', '.join(map(str, cfg))}: {GIVE_SECTIONS}.")
     key = kind_of(cfg)
     manager_cls = ENV_MANAGER_REGISTRY.get(key)
     config = ManagerConfig.from_mapping(cfg, default_config_of(manager_cls, key))
     return manager_cls(env_fn=env_fn, cfg=to_easydict(config.to_dict()), **kwargs)
+
+
+GIVE_SECTIONS = (
+    "a whole config is run by `envmgr run`, or given by its sections: cfg = load_config(...), then "
+    "create_env_manager(cfg.manager, env_fn=env_factories(cfg.env, cfg.manager.env_num)), with "
+    "env_factories of envmgr.config.env_factories"
+)
 
 
 def kind_of(cfg: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from envmgr.config.schema import with_hint
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.launch import GIVE_A_FUNCTION, is_env
 from envmgr.managers import BaseEnvManager, EnvManagerV2
-from envmgr.registry import create_env_manager
+from envmgr.registry import GIVE_SECTIONS, create_env_manager
 
 if TYPE_CHECKING:
     from envmgr.config.keywords import ManagerKeys
@@ -119,6 +119,8 @@ def _where_arguments_go(env: Any, unknown: str) -> str:
 def _env_name(value: Any) -> str:
     if is_env(value):
         raise Refused(GIVE_A_FUNCTION)
+    if isinstance(value, Mapping) or str(value).lower().endswith((".yaml", ".yml")):
+        raise Refused(GIVE_SECTIONS)
     name: str = text().convert(value)
     return name
 

@@ -54,13 +54,13 @@ states and phases are in [lifecycle](lifecycle.md).
 
 ## With the defaults
 
-With one env in each worker (that only the env is lost, and not its host, can be where others share
-it), `auto_reset` on, and a budget that is not spent. Before the first renewal in a row there is no
-pause.
+With one env in each worker (that only the env is lost, and not its worker, can be where others
+share it), `auto_reset` on, and a budget that is not spent. Before the first renewal in a row there
+is no pause.
 
 {table(("lost", "phase", "the user gets", "charged", "what follows"), _summary())}
-A host that is lost is killed if it lives. The other envs in it lose it, too: nothing is charged to
-them.
+A worker that is lost is killed if it lives. The other envs in it lose it, too: nothing is charged
+to them.
 
 ## The rules
 
@@ -71,7 +71,7 @@ row fits is a defect of envmgr, and raises.
 ### What is lost
 
 By what the failure itself leaves unusable: nothing, if the env raised or returned what does not
-fit; the env, if it exited; the host, if that died, timed out or broke the protocol.
+fit; the env, if it exited; the worker, if that died, timed out or broke the protocol.
 
 {table((*_HEADER, "lost in the end"), _rows(LOSSES, lambda lost: (lost.value,)))}
 ### What the user gets

@@ -28,7 +28,7 @@ def lifecycle_page() -> str:
     return f"""# Lifecycle of an env
 
 `manager.env_states` gives the state of each env_id. Every change of state goes through one table,
-in `envmgr/lifecycle.py`; a change that is not in it is refused. What the env's host is busy with
+in `envmgr/lifecycle.py`; a change that is not in it is refused. What the env's worker is busy with
 meanwhile, its phase, has a table of the same form, in `envmgr/core/phases.py`. This page is made
 from these two. [Decision 0020](../decisions/0020-one-record-of-each-env.md) says what else is known
 of an env.
@@ -58,21 +58,21 @@ What failures lead to:
 {table(("from", "what happens", "to"), _transitions(TRANSITIONS, EnvState))}
 ## Phases
 
-What an env's host is busy with: at most one thing at a time. Users see it as `during` of a failure
-and in messages, under the names in the second column. State and phase go together, but neither
-follows from the other: the state is as the env's user sees it. An env whose host dies while it is
-ready stays in `RUN` until its user has been told, while a new host goes through `STARTING` and
-`RESETTING`.
+What an env's worker is busy with: at most one thing at a time. Users see it as `during` of a
+failure and in messages, under the names in the second column. State and phase go together, but
+neither follows from the other: the state is as the env's user sees it. An env whose worker dies
+while it is ready stays in `RUN` until its user has been told, while a new worker goes through
+`STARTING` and `RESETTING`.
 
 {table(("phase", "`during`", "meaning"), busy)}
 A step is in `POSTED` or in `STEPPING`, and may go from the first to the second, never back. Its
-timestep is owed from then on; it still is when the host is done with the step, until it is handed
+timestep is owed from then on; it still is when the worker is done with the step, until it is handed
 out.
 
 ## Diagrams of phases
 
 What leads from every phase to the same one is left out: to `IDLE` when nothing is awaited any more,
-to `ENDING` when the host is ended, and to `PAUSING` when something is to follow later.
+to `ENDING` when the worker is ended, and to `PAUSING` when something is to follow later.
 
 Steps and calls:
 

@@ -384,6 +384,14 @@ def bench(**options: Any) -> int:
     "--env-num", type=click.IntRange(min=1), default=8, show_default=True, help="How many envs."
 )
 @click.option(
+    "--kwargs",
+    "arguments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Argument of the env, as in --kwargs g=9.8; the value is YAML. Or several as a mapping: "
+    "--kwargs '{\"g\": 9.8}'. Repeatable.",
+)
+@click.option(
     "--out", type=click.Path(), metavar="FILE", help="Where; without it, the name of the env."
 )
 @click.option(

@@ -16,12 +16,15 @@ from envmgr.cli.exits import DONE
 from envmgr.cli.prepare import manager_of, quiet_workers
 from envmgr.cli.progress import doing
 from envmgr.cli.texts import paragraph
+from envmgr.config.checks import show_value
 from envmgr.config.env_factories import key_of
+from envmgr.config.schema import as_mapping
+from envmgr.config.yaml_text import load_yaml
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvManagerError, EnvTimeout
 from envmgr.manager import EnvManager
 from envmgr.texts import counted
-from envmgr.tuning.measuring import profiled
+from envmgr.tuning.measuring import random_steps
 from envmgr.tuning.template import Tried, config_text
 from envmgr.worker.profiling import Profile
 
@@ -35,7 +38,13 @@ PROFILES_S = (0.3, 0.03, 0.003)
 _MANY = 1_000_000
 
 
-def execute(env: str, env_num: int, out: str | None, allow_import: Sequence[str]) -> int:
+def execute(
+    env: str,
+    env_num: int,
+    out: str | None,
+    allow_import: Sequence[str],
+    arguments: Sequence[str] = (),
+) -> int:
     """Write a config, having tried it, and return the exit code.
 
     Args:
@@ -43,6 +52,7 @@ def execute(env: str, env_num: int, out: str | None, allow_import: Sequence[str]
         env_num: how many.
         out: where the config goes; None names it after the env.
         allow_import: modules that the config may import.
+        arguments: of the env: `key=value`, or mappings, as YAML.
 
     Raises:
         ConfigError: the file is there already, or the env cannot be named so.
@@ -53,10 +63,15 @@ def execute(env: str, env_num: int, out: str | None, allow_import: Sequence[str]
         raise ConfigError(
             f"{str(path)!r} is there already, and is not replaced. Name another file with --out."
         )
+    kwargs = _kwargs_of(arguments)
+
+    def text_of(tried: Tried | None) -> str:
+        return config_text(env, key_of(env), env_num, str(path), tried, kwargs)
+
     with doing() as say:
         say(f"trying {env}")
-        tried, failed = _tried(env, env_num, path, allow_import)
-    text = config_text(env, key_of(env), env_num, str(path), tried)
+        tried, failed = _tried(text_of(None), path, allow_import)
+    text = text_of(tried)
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -75,8 +90,35 @@ def _slug(env: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", env.rpartition(":")[2].rpartition("/")[2].lower()).strip("-")
 
 
-def _tried(env: str, env_num: int, path: Path, allow_import: Sequence[str]) -> tuple[Tried, str]:
+def _kwargs_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return arguments of an env as the command line gives them.
+
+    Raises:
+        ConfigError: one is neither `key=value` nor a mapping.
+    """
+    kwargs: dict[str, Any] = {}
+    for text in arguments:
+        where = f"--kwargs {show_value(text)}"
+        if text.lstrip().startswith("{"):
+            kwargs |= as_mapping(load_yaml(text, where), where)
+            continue
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(
+                f"{where} is not of the form KEY=VALUE, such as g=9.8, and no mapping, such as "
+                '{"g": 9.8}.'
+            )
+        kwargs[key.strip()] = load_yaml(value, where)
+    return kwargs
+
+
+def _tried(text: str, path: Path, allow_import: Sequence[str]) -> tuple[Tried, str]:
     """Launch what will be written, take some steps, and measure one env.
+
+    Args:
+        text: of the config.
+        path: where it will be.
+        allow_import: modules that it may import.
 
     Returns:
         What was seen, and what of it failed, in words.
@@ -84,7 +126,6 @@ def _tried(env: str, env_num: int, path: Path, allow_import: Sequence[str]) -> t
     Raises:
         EnvManagerError: it cannot be launched, or every step fails.
     """
-    text = config_text(env, key_of(env), env_num, str(path), None)
     with _beside(path, text) as file:  # what may be imported depends on where the config is
         resolved = resolve_config(file, allow_imports=allow_import or None)
     config = resolved.values.manager
@@ -131,7 +172,7 @@ def _profile(manager: EnvManager, failures: list[EnvFailure]) -> Profile:
     """
     for seconds in PROFILES_S:
         try:
-            profile: Profile = manager.apply(profiled, seconds, env_ids=0)[0]
+            profile: Profile = manager.apply(random_steps, seconds, env_ids=0)[0]
         except (EnvCrash, EnvTimeout) as failure:
             failures.append(failure)
             _ = manager.ready_obs  # until it is built anew

@@ -13,6 +13,8 @@ import itertools
 import json
 import math
 import os
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ import numpy as np
 from envmgr.cli.output import RUN, RunFolder, RunLock
 from envmgr.collect import CollectStatistics, EpisodeRecord
 from envmgr.config import to_plain
+from envmgr.config.allow_list import LISTS
+from envmgr.config.imports import left_behind
 from envmgr.config_file import ResolvedConfig, read_config_file
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.observing.boards import PROCESS
@@ -449,3 +453,55 @@ def refuse_changes(config: Path, resolved: ResolvedConfig) -> None:
 
 _OWN = ("collect.output", "manager.trace")
 """Keys that a resumed run has values of its own for."""
+
+
+def command_with_modules(
+    path: Path, overrides: Sequence[str], allowed: Mapping[str, Sequence[str]]
+) -> str:
+    """Return the command that finds the modules beside the config that a run was begun with.
+
+    Args:
+        path: the folder of the run.
+        overrides: what the command was told with `--set`.
+        allowed: and with the options of `allow_list`, by the names of its lists.
+
+    Returns:
+        Empty if the run names none that are there and cannot be imported from here.
+    """
+    try:
+        facts = msgspec.json.decode((path / RUN).read_bytes(), type=RunFacts)
+        given = read_config_file(path / CONFIG)
+    except (ConfigError, OSError, *_UNREADABLE):  # said elsewhere
+        return ""
+    manager = given.get("manager")
+    names = manager.get("import_names") if isinstance(manager, Mapping) else None
+    parts = [given.get("env"), given.get("collect"), names]
+    named = {name for name in map(_MODULE.match, _texts_in(parts)) if name is not None}
+    allowed_imports = allowed.get("allow_imports", ())
+    folder = Path(facts.config).parent
+    modules = left_behind({name[0] for name in named}, folder, allowed_imports)
+    if not modules:
+        return ""
+    words = [
+        f"PYTHONPATH={shlex.quote(str(folder))}",
+        "envmgr run --resume",
+        shlex.quote(str(path)),
+    ]
+    options = [(LISTS[name].option, entry) for name, given in allowed.items() for entry in given]
+    options += [("--allow-import", one) for one in modules if one not in allowed_imports]
+    options += [("--set", one) for one in overrides]
+    words += [f"{option} {shlex.quote(value)}" for option, value in options]
+    return " ".join(words)
+
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(?=[.:]|$)")
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts_in(list(value.values()))
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts_in(item)

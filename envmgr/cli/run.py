@@ -20,7 +20,7 @@ from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, manager_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.report import write_report
-from envmgr.cli.resume import Earlier, ResumedFolder, refuse_no_run
+from envmgr.cli.resume import Earlier, ResumedFolder, command_with_modules, refuse_no_run
 from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.texts import raised_by_envs
@@ -45,8 +45,23 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
         ConfigError, MissingDependencyError: nothing was run.
         KeyboardInterrupt: interrupted before anything was collected.
     """
-    if options.resume is not None:
-        refuse_no_run(Path(options.resume))
+    if options.resume is None:
+        return _execute(options, interruption)
+    run = Path(options.resume)
+    refuse_no_run(run)
+    try:
+        return _execute(options, interruption)
+    except ConfigError as error:
+        command = command_with_modules(run, options.overrides, options.allowed)
+        if not command:
+            raise
+        raise ConfigError(
+            f"{error} What it imports lies beside the config that the run was begun with; if you "
+            f"trust it: {command}"
+        ) from error
+
+
+def _execute(options: RunOptions, interruption: Interruption) -> int:
     resolved = _measured(options)
     loggers = Loggers(resolved.values.collect.loggers, writes=options.write)
     folder = folder_of(options, resolved)

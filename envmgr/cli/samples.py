@@ -97,8 +97,8 @@ class Samples:
             policy_s=self._collector.policy_s,
             trainer_cpu_s=time.thread_time() - self._cpu_s,
             trainer_queued_s=None if queued_s is None else queued_s - (self._queued_s or 0.0),
-            env_step_s=_total_s(stats, "step"),
-            env_reset_s=_total_s(stats, "reset"),
+            env_step_s=total_s(stats, "step"),
+            env_reset_s=total_s(stats, "reset"),
             workers=len(pids),
             workers_s=usage.alive_s,
             workers_cpu_s=usage.cpu_s,
@@ -141,7 +141,7 @@ def _queued_s() -> float | None:
         return None
 
 
-def _total_s(stats: Mapping[str, Any], kind: str) -> float | None:
+def total_s(stats: Mapping[str, Any], kind: str) -> float | None:
     """Return how long steps, or resets, took in all; None where it is not measured."""
     if "latency" not in stats:
         return None

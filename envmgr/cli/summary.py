@@ -7,11 +7,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from envmgr.cli.resume import Earlier
+from envmgr.cli.samples import total_s
 from envmgr.cli.texts import failures_text, print_table, states_text
 from envmgr.collect import Collector, CollectStatistics
 from envmgr.config import to_plain
 from envmgr.manager import EnvManager
-from envmgr.texts import counted, how_often, number
+from envmgr.texts import counted, how_often, number, short_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,6 +78,8 @@ def print_summary(
     ]
     if summary["episodes"] > 100:
         rows.insert(4, ("of the last 100", number(returns["mean_of_last_100"])))
+    if time_of_resets := _resets_text(stats):
+        rows.append(("resets", time_of_resets))
     if summary["unfinished_episodes"]:
         steps = counted(summary["unfinished_steps"], "step")
         rows.append(
@@ -99,6 +102,15 @@ def print_summary(
     rows.append(("results", where or "not written"))
     console.print(f"{title}: {summary['ending']}", style="bold", markup=False, highlight=False)
     print_table(console, (), rows)
+
+
+def _resets_text(stats: Mapping[str, Any]) -> str:
+    """Return how much of their time envs spent in resets; empty where it was not measured."""
+    reset_s, step_s = total_s(stats, "reset"), total_s(stats, "step")
+    if reset_s is None or step_s is None or not reset_s + step_s:
+        return ""
+    n, share = int(sum(stats["latency"]["reset"]["count"])), reset_s / (reset_s + step_s)
+    return f"{counted(n, 'reset')} took {short_time(reset_s)}: {share:.0%} of the envs' own time"
 
 
 def _spread(figures: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ def _without_stacks(error: BaseException) -> str:
         for name in ("remote_traceback", "stderr_tail", "stacks"):
             if stack := getattr(failure, name, "").rstrip():
                 text = text.replace(stack, "")
-    for title in ("Traceback in its host:", "The end of its stderr:", "Where it was:"):
+    for title in ("Traceback in its worker:", "The end of its stderr:", "Where it was:"):
         text = text.replace(title, "")
     return text
 

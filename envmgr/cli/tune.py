@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from envmgr.cli.progress import doing
 from envmgr.cli.texts import listed, load_text, print_table, wide_console
 from envmgr.collect import make_policy, policy_seed
 from envmgr.config import to_plain
+from envmgr.config.checks import show_value
 from envmgr.config.yaml_text import load_yaml
 from envmgr.config_file import ResolvedConfig, resolve_config
 from envmgr.errors import ConfigError
@@ -187,6 +189,8 @@ def _cells(row: Row, tuned: Tuned) -> Sequence[str]:
         return (name, "cannot be run", "", "", row.error[:80])
     ratio = "" if row.ratio is None else f"{row.ratio:.2f} x"
     where = "" if row.is_choice else "in the trainer's process: not to be chosen"
+    if not math.isinf(row.setting.wait_num):
+        where = f"a step returns {row.setting.wait_num:g} of the timesteps, or more"
     return (name, _rate(row.measured), ratio, f"{row.spread:.0%}", where)
 
 
@@ -199,7 +203,13 @@ def conclusion(tuned: Tuned) -> str:
     else:
         text = (
             f"{tuned.best}: {ratio:.2f} x as many steps as now ({_rate(best.measured)} and "
-            f"{_rate(now.measured)} per second)."
+            f"{_rate(now.measured)} per second). It changes {_changes_text(tuned)}."
+        )
+    if math.isinf(tuned.now.wait_num) and not math.isinf(tuned.best.wait_num):
+        text += (
+            f" A step then returns {tuned.best.wait_num:g} of the timesteps or more (wait_num), "
+            f"and the others come with later steps; if the trainer needs all of them at each step, "
+            f"give --kinds {tuned.now.kind}."
         )
     for row in tuned.rows:
         if not row.is_choice and (row.ratio or 0.0) > _AHEAD * ratio:
@@ -211,6 +221,19 @@ def conclusion(tuned: Tuned) -> str:
     return text
 
 
+def _changes_text(tuned: Tuned) -> str:
+    before = tuned.now.as_config()
+    changes = [
+        f"{key} from {_shown(before[key])} to {_shown(tuned.changes[key])}" for key in tuned.changes
+    ]
+    return ", ".join(changes)
+
+
+def _shown(value: Any) -> str:
+    whole = isinstance(value, float) and value.is_integer()
+    return show_value(int(value) if whole else value).strip("'")
+
+
 def _tuned_text(config: str, overrides: Sequence[str], tuned: Tuned) -> str:
     """Return the config file with the best setting in it, and with the overrides."""
     text = Path(config).read_text(encoding="utf-8")
@@ -219,11 +242,14 @@ def _tuned_text(config: str, overrides: Sequence[str], tuned: Tuned) -> str:
         dotted, _, value = override.partition("=")
         changes[tuple(part.strip() for part in dotted.split("."))] = load_yaml(value, override)
     notes: dict[tuple[str, ...], str] = {}
-    ratio = tuned.row_of(tuned.best).ratio or 0.0
+    ratio, before = tuned.row_of(tuned.best).ratio or 0.0, tuned.now.as_config()
     for key, value in tuned.changes.items():
         whole = isinstance(value, float) and value.is_integer()
         changes["manager", key] = int(value) if whole else value
-        notes["manager", key] = f"tuned: {ratio:.2f} x the steps/s, with all that is marked so"
+        was = _shown(before[key])
+        notes["manager", key] = (
+            f"tuned, was {was}: {ratio:.2f} x the steps/s, with all that is marked so"
+        )
     return edited(text, changes, notes)
 
 

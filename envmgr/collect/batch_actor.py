@@ -88,3 +88,19 @@ class BatchActor:
 
 
 _NOTHING: Mapping[str, Any] = {}
+
+
+def hint_of_form(actions: Any) -> str:
+    """Return what to return in place of actions that were refused; empty if their form is right."""
+    found = ""
+    if isinstance(actions, Mapping) and any(isinstance(key, int) for key in actions):
+        found = "a dict by env_id, as policies of the other collectors do; make it an array"
+    elif isinstance(actions, tuple):
+        found = (
+            "a tuple; what there is besides the actions goes into PolicyStep(actions, "
+            "{name: array})"
+        )
+    return found and (
+        "The policy of a RolloutCollector returns actions (k, ...) for observations (k, *shape), "
+        f"and this one returned {found}."
+    )

@@ -352,5 +352,5 @@ def _of_objects(room: InfoColumn) -> InfoColumn:
 
 
 def _check_rows(rows: Any, count: int) -> None:
-    if type(rows) is np.ndarray and len(rows) != count:
-        raise ValueError(f"{len(rows)} rows")
+    if type(rows) is np.ndarray and rows.shape[:1] != (count,):
+        raise ValueError(f"{len(rows)} rows" if rows.ndim else "one value")

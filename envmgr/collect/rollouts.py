@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.collect.batch_actor import BatchActor
+from envmgr.collect.batch_actor import BatchActor, hint_of_form
 from envmgr.collect.goals import check_count, keys_of_infos
 from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
 from envmgr.collect.rollout import RolloutBuffer
@@ -17,7 +17,7 @@ from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, Tally, ma
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.core import ArrayBatch
 from envmgr.env.agent_rows import refuse_agents
-from envmgr.errors import NothingReadyError, StateError
+from envmgr.errors import ActionError, NothingReadyError, StateError
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import failure_text
@@ -212,9 +212,15 @@ class RolloutCollector:
             rollout.episode_starts[where] = starts[env_ids]
         chosen = self._actor.choose(env_ids, obs, recorded.states, starts)
         actions, extras, states = chosen
-        rollout.put_step(where, count, actions, extras, states)
-        self._has_sent = True
-        self.manager.send_arrays(env_ids, actions)
+        try:
+            rollout.put_step(where, count, actions, extras, states)
+            self._has_sent = True
+            self.manager.send_arrays(env_ids, actions)
+        except ActionError as error:
+            hint = hint_of_form(actions)
+            if not hint:
+                raise
+            raise ActionError(f"{error} {hint}") from error
         self._n_pending += count
 
     # -- receiving --------------------------------------------------------------------------

@@ -207,10 +207,10 @@ def _unknown_id_text(env_id: str, name: str, error: Exception) -> str:
     if meant is not None:
         known = f"ids that begin with {meant[0]!r} are of the package {meant[1].distribution}"
         nearest = known if "/" in name or not near else f"{nearest}; {known}"
-    return (
-        f"env.id is {env_id!r}, which gymnasium does not have: {nearest}. ({error}) If a module "
-        "registers it when it is imported, write `module:Name-v0`."
-    )
+    way = "If a module registers it when it is imported, write `module:Name-v0`."
+    if ":" in env_id:
+        way = "If it is a class or a function of that module, it is env.entry, not env.id."
+    return f"env.id is {env_id!r}, which gymnasium does not have: {nearest}. ({error}) {way}"
 
 
 def key_of(path: str) -> str:

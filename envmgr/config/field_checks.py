@@ -108,10 +108,17 @@ def _is_path(name: str) -> bool:
     return _has_colon(name) or ("." in name and _is_dotted(name))
 
 
+def _is_object(name: str) -> bool:
+    if not _has_colon(name) and _is_path(name):
+        module, _, attribute = name.rpartition(".")
+        raise Refused(f"did you mean '{module}:{attribute}'?")
+    return _has_colon(name)
+
+
 MODULE_NAME = named("a dotted module name", _is_dotted)
 """The dotted name of a module."""
 
-OBJECT_NAME = named("a name of the form `package.module:callable`", _has_colon)
+OBJECT_NAME = named("a name of the form `package.module:callable`", _is_object)
 """`package.module:callable`; the part after the colon may be dotted."""
 
 OBJECT_PATH = named(
@@ -120,7 +127,7 @@ OBJECT_PATH = named(
 """`package.module:Name` or `package.module.Name`."""
 
 POLICY_NAME = named(
-    f"`random`, or {OBJECT_NAME.allowed}", lambda name: name == "random" or _has_colon(name)
+    f"`random`, or {OBJECT_NAME.allowed}", lambda name: name == "random" or _is_object(name)
 )
 """`random`, or the name of a callable."""
 

@@ -276,6 +276,12 @@ def check_env_id(env_id: str, policy: FilePolicy) -> None:
         policy.admit_module(checked, env_id, "env.id", registers=True)
 
 
+def left_behind(tops: Iterable[str], folder: Path, allowed: Sequence[str]) -> list[str]:
+    """Return those modules of a folder that a config elsewhere may not import yet, or cannot."""
+    there = (top for top in sorted(tops) if _is_found_in(folder, top))
+    return [top for top in there if top not in allowed or find(top) is None]
+
+
 def module_of(found: Any) -> str:
     """Return the name of the module that an object belongs to, whatever it was reached through."""
     if isinstance(found, ModuleType):

@@ -119,7 +119,7 @@ class TraceKeys(TypedDict, total=False):
     path: str
     """File that `close` writes, in the Chrome trace event format."""
     events: int
-    """So many of what hosts did, and of the trainer's calls, are kept: the newest."""
+    """So many of what workers did, and of the trainer's calls, are kept: the newest."""
 
 
 class WorkerEnvKeys(TypedDict, total=False):
@@ -143,7 +143,7 @@ class ManagerKeys(TypedDict, total=False):
     max_retry: int
     """Attempts at one reset, the first included."""
     retry_type: Literal["reset", "renew"]
-    """Reset or renew between attempts, while the host is healthy."""
+    """Reset or renew between attempts, while the worker is healthy."""
     retry_waiting_time: float
     """Seconds between attempts, doubling at renewals."""
     auto_reset: bool
@@ -169,7 +169,7 @@ class ManagerKeys(TypedDict, total=False):
     connect_timeout: float
     """Seconds from process start to env built and ready."""
     close_timeout: float
-    """Seconds of grace before SIGTERM, then SIGKILL; for all hosts together."""
+    """Seconds of grace before SIGTERM, then SIGKILL; for all workers together."""
     shared_memory: bool
     """Fixed-layout data in shared memory; false: pipes only."""
     copy_on_get: bool | Literal["until_send", "checked"]
@@ -179,7 +179,7 @@ class ManagerKeys(TypedDict, total=False):
     context: Literal["server", "fork", "spawn", "forkserver"]
     """How workers start: envmgr's own launcher (`server`), or a standard method."""
     wait_num: float
-    """Timesteps to gather; `.inf`: all outstanding."""
+    """Timesteps to gather, or all that are outstanding, if those are fewer; `.inf`: all."""
     step_wait_timeout: float
     """Seconds to wait for stragglers after `wait_num` is met; never shortens that wait."""
     num_workers: int | Literal["auto"] | None

@@ -264,7 +264,7 @@ class Trace(Section):
 
     Attributes:
         path: of the file, which `close` writes; replaced if it is there.
-        events: so many of what hosts did, and of the trainer's calls, are kept: the newest.
+        events: so many of what workers did, and of the trainer's calls, are kept: the newest.
     """
 
     PATH: ClassVar[str] = "manager.trace"
@@ -275,7 +275,7 @@ class Trace(Section):
     events: int = option(
         200_000,
         integer(1000, 10_000_000),
-        "so many of what hosts did, and of the trainer's calls, are kept: the newest",
+        "so many of what workers did, and of the trainer's calls, are kept: the newest",
         from_file=ANY,
     )
 

@@ -103,7 +103,7 @@ class ManagerConfig(Section):
     retry_type: Literal["reset", "renew"] = option(
         "reset",
         choice("reset", "renew"),
-        "reset or renew between attempts, while the host is healthy",
+        "reset or renew between attempts, while the worker is healthy",
         from_file=ANY,
     )
     retry_waiting_time: float = option(
@@ -166,7 +166,7 @@ class ManagerConfig(Section):
     close_timeout: float = option(
         5.0,
         number(minimum=0, unit="seconds"),
-        "seconds of grace before SIGTERM, then SIGKILL; for all hosts together",
+        "seconds of grace before SIGTERM, then SIGKILL; for all workers together",
         from_file=ANY,
     )
     shared_memory: bool = option(
@@ -188,7 +188,7 @@ class ManagerConfig(Section):
     wait_num: float = option(
         math.inf,
         count_or_inf(),
-        "timesteps to gather; `.inf`: all outstanding",
+        "timesteps to gather, or all that are outstanding, if those are fewer; `.inf`: all",
         "2 async, .inf sync",
         from_file=ANY,
     )

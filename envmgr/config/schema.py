@@ -83,6 +83,9 @@ class Section:
     MEANT: ClassVar[Mapping[str, str]] = {}
     """What is meant by keys that others have for the same."""
 
+    OTHERS: ClassVar[str] = ""
+    """Where keys belong that no known one is like: a sentence."""
+
     def __post_init__(self) -> None:
         for name, check in checks_of(type(self)).items():
             value = check_value(check, getattr(self, name), f"{self.PATH}.{name}")
@@ -180,7 +183,9 @@ def check_keys(given: Iterable[object], schema: type[Section], path: str) -> Non
     known = checks_of(schema)
     for name in given:
         if name not in known and name not in schema.PASSED_OVER:
-            raise unknown_key(name, known, path, schema.MEANT)
+            error = unknown_key(name, known, path, schema.MEANT)
+            is_alike = name in schema.MEANT or nearest_few(name, known)
+            raise error if is_alike or not schema.OTHERS else with_hint(error, schema.OTHERS)
 
 
 def default_text(field: dataclasses.Field[Any]) -> str:

@@ -34,6 +34,13 @@ class EnvConfig(Section):
     """
 
     PATH: ClassVar[str] = "env"
+    MEANT: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("name", "env", "env_id", "env_name"), "id"),
+        **dict.fromkeys(("class", "cls", "path", "entry_point", "env_fn"), "entry"),
+        **{key: f"manager.{key}" for key in ("env_num", "num_workers", "seed", "type")},
+        "num_envs": "manager.env_num",
+    }
+    OTHERS: ClassVar[str] = "Arguments of the env go into env.kwargs."
 
     id: str | None = option(None, or_null(text()), "id for `gymnasium.make`", from_file=ENV_ID)
     entry: str | None = option(

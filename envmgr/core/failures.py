@@ -54,7 +54,7 @@ class Lost(str, Enum):
     """The env can go on: it raised, or what it returned does not fit."""
     ENV = "the env"
     """A new env is needed: this one has exited, or is another than the one before."""
-    HOST = "the host"
+    HOST = "the worker"
     """The host died, timed out or broke the protocol: all of its envs are lost with it."""
 
 
@@ -62,20 +62,20 @@ class Condition(str, Enum):
     """What rules ask besides. The value is the text in the reference."""
 
     SHARES_ENV = "other env_ids are rows of the same env"
-    ALONE = "no other env shares its host"
+    ALONE = "no other env shares its worker"
     LAST_ATTEMPT = "`max_retry` allows no further attempt at this reset"
     ATTEMPTS_LEFT = "there is another attempt at this reset"
     RENEWS = "`retry_type: renew`"
     LAUNCHING = "in launch"
     RAISES = "`on_failure: raise`, and it is no spare"
     AUTO_RESET = "`auto_reset: true`"
-    RELEASED = "its host had let go of it before"
-    NEIGHBOUR = "another env of its host has failed"
+    RELEASED = "its worker had let go of it before"
+    NEIGHBOUR = "another env of its worker has failed"
     LAUNCH_FAILED = "with that failure the launch fails"
     RAISED = "a failure is raised at once"
     FAILED_BEFORE = "it had failed while it was ready, and its user does not know yet"
     MARKED = 'the env itself marked the step with `info["abnormal"]`'
-    INTERRUPTED = "the user interrupted its host; or others died of the same, and one is charged"
+    INTERRUPTED = "the user interrupted its worker; or others died of the same, and one is charged"
     EPISODE_BEGINS = "an episode is to begin by itself"
     SPARES = "there are spares"
     EXHAUSTED = "these are too many failures"
@@ -249,23 +249,23 @@ class Follows(str, Enum):
     GIVES_UP = "nothing: the env stays as it is, without what is lost"
     CLOSES = "nothing: the env is closed"
     RESET_AGAIN = "a reset, after `retry_waiting_time`"
-    ENV_AGAIN = "a new env in the same host, after `retry_waiting_time`"
-    HOST_AGAIN = "a new host, after `retry_waiting_time`"
+    ENV_AGAIN = "a new env in the same worker, after `retry_waiting_time`"
+    HOST_AGAIN = "a new worker, after `retry_waiting_time`"
     RESET = "a reset"
-    RENEW_ENV = "a new env in the same host"
+    RENEW_ENV = "a new env in the same worker"
     SPARE_AND_RESET = "a spare takes its place, if there is one; it is reset, as a spare then"
     SPARE_AND_RENEW = (
-        "a spare takes its place, if there is one; it gets a new env in the same host, as a spare "
-        "then"
+        "a spare takes its place, if there is one; it gets a new env in the same worker, as a "
+        "spare then"
     )
     AWAIT_USER = "nothing: it waits for its user's reset (`NEED_RESET`)"
-    NEW_ENV = "a new env in the same host, after the pause between renewals"
+    NEW_ENV = "a new env in the same worker, after the pause between renewals"
     NEW_HOST = (
-        "a spare takes its place, if there is one; a new host, after the pause between renewals"
+        "a spare takes its place, if there is one; a new worker, after the pause between renewals"
     )
     CLOSE_AND_NEW_HOST = (
-        "a spare takes its place, if there is one; the host closes the env, and there is a new "
-        "host, after the pause between renewals"
+        "a spare takes its place, if there is one; the worker closes the env, and there is a new "
+        "worker, after the pause between renewals"
     )
 
 
@@ -382,7 +382,7 @@ def reported(env: ManagedEnv, remote: RemoteFailure) -> EnvFailure:
 
 def _traceback_of(remote: RemoteFailure) -> str:
     text = remote.traceback_text.rstrip()
-    return f"\n\nTraceback in its host:\n{text}" if text else ""
+    return f"\n\nTraceback in its worker:\n{text}" if text else ""
 
 
 def crash(env: ManagedEnv, died: HostDied) -> EnvCrash:
@@ -393,8 +393,8 @@ def crash(env: ManagedEnv, died: HostDied) -> EnvCrash:
         how = exit_text(status)
     hint = " (out of memory?)" if status == -getattr(signal, "SIGKILL", 9) else ""
     text = (
-        f"the host of {env.name} (generation {env.generation}) died during "
-        f"{env.phase.label}: {how}{hint}{_neighbours(env)}"
+        f"the worker of {env.name} (generation {env.generation}) died during "
+        f"{env.during}: {how}{hint}{_neighbours(env)}"
     )
     if died.last_words:
         text += f"\n\nThe end of its stderr:\n{died.last_words}"
@@ -413,15 +413,15 @@ def _neighbours(env: ManagedEnv) -> str:
     others = [other for other in env.group.present() if other is not env]
     if not others:
         return ""
-    return f"; {names_of(others)} shared its host, and lose{'s' * (len(others) == 1)} it too"
+    return f"; {names_of(others)} shared its worker, and lose{'s' * (len(others) == 1)} it too"
 
 
 def of_neighbour(env: ManagedEnv, failure: EnvFailure) -> EnvCrash:
     """Return the failure of an env whose host was lost by the failure of one that shared it."""
     first_line = str(failure).partition("\n")[0]
     text = (
-        f"the host of {env.name} (generation {env.generation}) was lost during "
-        f"{env.phase.label}, because it is shared with env {failure.env_id}: {first_line}"
+        f"the worker of {env.name} (generation {env.generation}) was lost during "
+        f"{env.during}, because it is shared with env {failure.env_id}: {first_line}"
     )
     crash = EnvCrash(
         text,
@@ -472,8 +472,8 @@ def timeout(
 def protocol(env: ManagedEnv, reason: str, *, loses_host: bool = True) -> EnvProtocolError:
     """Return the failure of an env whose host sent something malformed."""
     text = (
-        f"the host of {env.name} (generation {env.generation}) broke the protocol "
-        f"during {env.phase.label}: {reason}{_neighbours(env) if loses_host else ''}"
+        f"the worker of {env.name} (generation {env.generation}) broke the protocol "
+        f"during {env.during}: {reason}{_neighbours(env) if loses_host else ''}"
     )
     return EnvProtocolError(
         text, env_id=env.env_id, during=env.phase.label, generation=env.generation

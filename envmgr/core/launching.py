@@ -17,6 +17,7 @@ from envmgr.core.supervisor import Supervisor
 from envmgr.core.table import ManagedEnv
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
+from envmgr.proc import resident_bytes
 from envmgr.seeding import Seeds
 from envmgr.texts import env_ids_text
 from envmgr.types import EnvFactory
@@ -124,6 +125,22 @@ def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:
         _enable_replays(engine, replay_paths)
     reset_all(engine)
     engine.supervisor.table.launching = False
+    _warn_of_memory(engine)
+
+
+def _warn_of_memory(engine: Engine) -> None:
+    """Warn if new workers have more memory than a worker may have, and so are replaced for ever."""
+    limit = engine.supervisor.hosts.settings.max_rss_bytes
+    if limit is None:
+        return
+    largest = max(map(resident_bytes, engine.transport.pids.values()), default=0)
+    if largest > limit:
+        logger.warning(
+            "manager.max_worker_rss_mb is %g, but a worker has %.0f MB as soon as it is launched, "
+            "so that it is replaced after each episode. Set it well above that, or leave it out.",
+            limit / 1e6,
+            largest / 1e6,
+        )
 
 
 def build_all(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""What an env's host is busy with, and the one table of how that changes.
+"""What an env's worker is busy with, and the one table of how that changes.
 
 The second diagram in ``docs/reference/lifecycle.md`` is generated from this table.
 """
@@ -13,10 +13,10 @@ from envmgr.lifecycle import TransitionTable
 
 
 class Phase(IntEnum):
-    """What an env's host is busy with: at most one thing at a time."""
+    """What an env's worker is busy with: at most one thing at a time."""
 
     IDLE = 0
-    """With nothing, or there is no host."""
+    """With nothing, or there is no worker."""
     STARTING = 1
     """It builds the env."""
     RESETTING = 2
@@ -30,7 +30,7 @@ class Phase(IntEnum):
     CALLING = 6
     """A method or attribute of the env."""
     ENDING = 7
-    """The host was killed or asked to end; what follows begins when it is gone."""
+    """The worker was killed or asked to end; what follows begins when it is gone."""
     PAUSING = 8
     """What follows begins at the deadline."""
 
@@ -57,7 +57,7 @@ FAILS_DURING: Mapping[Phase, str] = {
     phase: _LABELS[_P.STEPPING if phase is _P.CANCELLING else phase]
     for phase in (_P.STARTING, _P.RESETTING, _P.STEPPING, _P.CANCELLING, _P.CALLING)
 }
-"""What a host calls what it does in these phases, where it reports failures."""
+"""What a worker calls what it does in these phases, where it reports failures."""
 
 
 class Change(str, Enum):
@@ -70,7 +70,7 @@ class Change(str, Enum):
     TAKE_OVER = "posted step is looked after"
     CANCEL = "its timestep is not wanted"
     CALL = "call is sent"
-    END = "host is ended"
+    END = "worker is ended"
     PAUSE = "something is to follow later"
     SETTLE = "nothing is awaited any more"
 
@@ -119,8 +119,8 @@ class Next(str, Enum):
 
     NOTHING = "nothing"
     RESET = "a reset"
-    RENEW_ENV = "a new env in the same host"
-    RENEW_HOST = "a new host"
+    RENEW_ENV = "a new env in the same worker"
+    RENEW_HOST = "a new worker"
     BUILD = "its construction"
 
 

@@ -676,5 +676,5 @@ def submit_calls(
             f"{what} has arguments that cannot be sent to a worker: {error}. Nothing was sent."
         ) from error
     for env, frame in zip(envs, prepared, strict=True):
-        env.result = None
+        env.result, env.called = None, what
         hosts.submit(env, Change.CALL, frame)

@@ -725,6 +725,7 @@ class ManagedEnv:
         resets_alone: it can be reset while other rows of its batched env are in an episode.
         dropped: its failure budget is spent and it takes no more part.
         cancelled: its host was told to cancel this request, which has exceeded its limit.
+        called: what it was called for last, in words.
         result: what came of a call: the payload of its reply, or the failure.
     """
 
@@ -749,7 +750,13 @@ class ManagedEnv:
     dropped: bool = False
     cancelled: int = UNANSWERED
     resets_alone: bool = True
+    called: str = ""
     result: Any = None
+
+    @property
+    def during(self) -> str:
+        """What it is busy with, as messages say it."""
+        return self.called if self.phase is Phase.CALLING else self.phase.label
 
     @property
     def name(self) -> str:

@@ -249,7 +249,7 @@ class EnvManager:
     # -- build ----------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Start all hosts and build all envs, without resetting any; `launch` goes on with them.
+        """Start all workers and build all envs, without resetting any; `launch` goes on with them.
 
         Nobody has to call it. Who does knows before the first reset, and its seeds, that all envs
         can be built and have the same spaces. Nothing is done if it was called or launched before.
@@ -318,12 +318,12 @@ class EnvManager:
 
     @property
     def observation_space(self) -> Any:
-        """The observation space of one env. Starts a host when asked before `launch`."""
+        """The observation space of one env. Starts a worker when asked before `launch`."""
         return self._description().observation_space
 
     @property
     def action_space(self) -> Any:
-        """The action space of one env. Starts a host when asked before `launch`."""
+        """The action space of one env. Starts a worker when asked before `launch`."""
         return self._description().action_space
 
     @property
@@ -337,12 +337,12 @@ class EnvManager:
 
     @property
     def reward_space(self) -> Any:
-        """The reward space of one env, or None. Starts a host when asked before `launch`."""
+        """The reward space of one env, or None. Starts a worker when asked before `launch`."""
         return self._description().reward_space
 
     @property
     def metadata(self) -> Any:
-        """The metadata of env 0. Starts a host when asked before `launch`."""
+        """The metadata of env 0. Starts a worker when asked before `launch`."""
         return self._description().metadata
 
     @property
@@ -410,7 +410,7 @@ class EnvManager:
     # -- launch ---------------------------------------------------------------------------
 
     def launch(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
-        """Start all hosts, build all envs and reset them: all of them or none.
+        """Start all workers, build all envs and reset them: all of them or none.
 
         Args:
             reset_param: keyword arguments of the resets, by env_id; kept for automatic resets.
@@ -1146,8 +1146,9 @@ class EnvManager:
             raise ConfigError(f"apply takes a function, found a {type(function).__name__}")
         ids = validate.checked_env_ids(env_ids, self.env_num)
         payloads = [(EnvFunction(function, args), ())] * len(ids)
+        what = f"apply({getattr(function, '__name__', type(function).__name__)})"
         with self._running.calling as supervisor:
-            return self._request(supervisor, ids, Op.APPLY, payloads, "apply")
+            return self._request(supervisor, ids, Op.APPLY, payloads, what)
 
     def get_attr(self, name: str, env_ids: int | EnvIds | None = None) -> list[Any]:
         """Return an attribute of envs, in the order of `env_ids` (None for all).
@@ -1325,7 +1326,7 @@ class EnvManager:
             SnapshotError: the state of an env cannot be taken; the message says what is missing.
                 Or there are spares, whose states are not a part of it.
             EnvNotReadyError: an env has failed for good, and is gone.
-            EnvFailure: an env failed in it: its own method raised, or its host died.
+            EnvFailure: an env failed in it: its own method raised, or its worker died.
         """
         with self._running.calling as supervisor:
             records = self._at_rest(supervisor, "snapshot")
@@ -1474,7 +1475,7 @@ class EnvManager:
     # -- close ----------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = None, terminate: bool = False) -> None:
-        """Close all envs and end all hosts. Idempotent; from any thread.
+        """Close all envs and end all workers. Idempotent; from any thread.
 
         Takes at most the grace plus about one second, however many envs hang; two or three if the
         server of the workers is stopped (SIGSTOP). Timesteps that have not been delivered are lost
@@ -1483,7 +1484,7 @@ class EnvManager:
 
         Args:
             timeout_s: seconds that the envs get to close, all together; None: `close_timeout`.
-            terminate: do not ask the envs; terminate their hosts at once.
+            terminate: do not ask the envs; terminate their workers at once.
         """
         grace_s = validate.checked_grace(timeout_s, self._config.close_timeout)
         if validate.checked_flag(terminate, "terminate"):

@@ -71,7 +71,7 @@ def attributes_of(name: str, env_ids: Sequence[int], answers: Sequence[Any]) -> 
             raise EnvAttributeError(f"env {env_id} has no attribute {name!r}: {answer.message}")
         if not isinstance(answer, Attribute):
             raise EnvProtocolError(
-                f"the host of env {env_id} answered the reading of {name!r} with a "
+                f"the worker of env {env_id} answered the reading of {name!r} with a "
                 f"{type(answer).__name__}, which is no attribute; do not write into the "
                 "connection of a worker",
                 env_id=env_id,

@@ -68,12 +68,12 @@ def write(path: str, notes: Notes) -> None:
 
 
 def _names(notes: Notes) -> Iterator[dict[str, Any]]:
-    for pid, name in ((TRAINER, "trainer"), (HOSTS, "hosts"), (ENVS, "envs")):
+    for pid, name in ((TRAINER, "trainer"), (HOSTS, "workers"), (ENVS, "envs")):
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     ids = {i for i, *_ in notes.phases} | {moment.env_id for moment in notes.moments}
     ids.update(range(notes.env_num))
     threads = [(TRAINER, 0, "public calls")]
-    threads += [(HOSTS, index, f"host {index}") for index in range(len(notes.done))]
+    threads += [(HOSTS, index, f"worker {index}") for index in range(len(notes.done))]
     threads += [
         (ENVS, i, f"env {i}" if i < notes.env_num else f"spare env {i}") for i in sorted(ids)
     ]
@@ -85,13 +85,13 @@ def _happened(notes: Notes) -> Iterator[dict[str, Any]]:
     for name, began, ended in notes.calls:
         yield _span(name, "call", TRAINER, 0, began, ended)
     for env_id, name, began, ended in notes.phases:
-        yield _span(name, "host", ENVS, env_id, began, ended)
+        yield _span(name, "worker", ENVS, env_id, began, ended)
     yield from _failures(notes)
     of_envs: dict[int, list[Done]] = defaultdict(list)
     for index, done in enumerate(notes.done):
         for one in done:
             if one.what == BATCH:
-                yield _span("batch", "host", HOSTS, index, one.began, one.ended)
+                yield _span("batch", "worker", HOSTS, index, one.began, one.ended)
             elif one.row < notes.env_num:
                 name = _NAMES[one.what]
                 yield _span(name, "env", ENVS, one.row, one.began, one.ended)

@@ -171,6 +171,6 @@ def is_plain(space: Any) -> bool:
     return has_samples(space) and not isinstance(space, AgentSpace)
 
 
-def profiled(env: Any, seconds: float) -> Profile:
+def random_steps(env: Any, seconds: float) -> Profile:
     """Profile an env where it is; for `manager.apply`."""
     return profile_env(as_blocking(env), None, seconds)

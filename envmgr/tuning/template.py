@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from envmgr.config.yaml_text import dump_yaml
@@ -40,7 +41,14 @@ class Tried(NamedTuple):
     loses_workers: bool = False
 
 
-def config_text(name: str, key: str, env_num: int, path: str, tried: Tried | None) -> str:
+def config_text(
+    name: str,
+    key: str,
+    env_num: int,
+    path: str,
+    tried: Tried | None,
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
     """Return a commented config.
 
     Args:
@@ -49,6 +57,7 @@ def config_text(name: str, key: str, env_num: int, path: str, tried: Tried | Non
         env_num: how many.
         path: of the file, for the commands in its comments.
         tried: what was seen of the env; None if it is still to be tried.
+        kwargs: arguments of the env.
     """
     env = dump_yaml({key: name}).strip()
     step_limit_s = reset_limit_s = None
@@ -57,11 +66,14 @@ def config_text(name: str, key: str, env_num: int, path: str, tried: Tried | Non
         reset_limit_s = _limit(tried.profile["reset_max_s"], _LEAST_RESET_LIMIT_S)
     modes = tried.render_modes if tried is not None else ()
     workers = _SHARED_WORKERS if tried is None or not tried.loses_workers else _WORKER_EACH
-    kwargs = f"{{render_mode: {modes[-1]}}}" if modes else "{}"
+    example = f"{{render_mode: {modes[-1]}}}" if modes else "{}"
+    arguments = f"# kwargs: {example:<20} # arguments of the env"
+    if kwargs:
+        arguments = textwrap.indent(dump_yaml({"kwargs": dict(kwargs)}), "  ").strip()
     return f"""{_head(name, path, tried)}
 env:
   {env}
-  # kwargs: {kwargs:<20} # arguments of the env
+  {arguments}
   # wrappers: []                # `module:Class`, the innermost first
 
 manager:

@@ -14,7 +14,7 @@ from envmgr.launch import cores_of
 from envmgr.proc import resident_bytes
 from envmgr.transport.process.preflight import free_memory
 from envmgr.tuning.contest import Contestant
-from envmgr.tuning.measuring import Course, PolicyOf, Runner, Stable, profiled
+from envmgr.tuning.measuring import Course, PolicyOf, Runner, Stable, random_steps
 from envmgr.tuning.plan import candidates, most_entrants, window_of
 from envmgr.tuning.search import Measured, search
 from envmgr.tuning.settings import Setting, changes_of, pair_of, setting_of, without_workers
@@ -166,7 +166,7 @@ def _try_one(config: Mapping[str, Any], factories: Sequence[EnvFactory], seconds
     course = Course(Setting(pair_of(config["type"])[0]), plain, factories[:1])
     launch_s = time.monotonic() - began
     with contextlib.closing(course) as course:
-        profile: Profile = course.manager.apply(profiled, seconds)[0]
+        profile: Profile = course.manager.apply(random_steps, seconds)[0]
         workers = course.manager.stats().get("workers") or [{"pid": 0}]
         private = resident_bytes(workers[0]["pid"], shared=False) or None
         return _One(profile, private, launch_s)

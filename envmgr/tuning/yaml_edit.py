@@ -88,6 +88,8 @@ def _replaced(text: str, node: yaml.Node, value: Any, note: str) -> str:
     rest, newline, more = after.partition("\n")
     if note and not rest.strip():
         rest = f"  # {note}"
+    elif note and rest.lstrip().startswith("#"):
+        rest = f"{rest.rstrip()} ({note})"
     return f"{text[:begin]}{_scalar(value)}{rest}{newline}{more}"
 
 

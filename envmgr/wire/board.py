@@ -54,16 +54,16 @@ class Activity(IntEnum):
 
 
 _LABELS = {
-    Activity.NONE: "no host",
+    Activity.NONE: "no worker",
     Activity.READY: "waits for an action",
     Activity.STARTING: "construction",
     Activity.RESETTING: "reset",
     Activity.STEPPING: "step",
-    Activity.QUEUED: "waits for its host",
+    Activity.QUEUED: "waits for its worker",
     Activity.ANSWERED: "waits to be gathered",
     Activity.CANCELLING: "cancelled step",
     Activity.CALLING: "call",
-    Activity.ENDING: "its host ends",
+    Activity.ENDING: "its worker ends",
     Activity.PAUSING: "pause before a retry, or before its turn",
 }
 

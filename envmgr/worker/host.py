@@ -172,7 +172,7 @@ class Host:
             self._envs = {message.env_id: env}
             env.adopt(message)
         else:
-            text = f"env {message.env_id} is not one of {list(self._envs)}, which this host runs"
+            text = f"env {message.env_id} is not one of {list(self._envs)}, which this worker runs"
             self._messages.refuse(message, "request", text)
 
     def run_resets(self, count: int) -> None:

@@ -310,7 +310,7 @@ class QueueInbox:
 
     def _check_not_over(self) -> None:
         if self._is_over:
-            raise ChannelClosedError("the host was given up")
+            raise ChannelClosedError("the worker was given up")
 
 
 def run_on_thread(

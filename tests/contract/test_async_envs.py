@@ -317,7 +317,7 @@ def test_the_death_of_a_worker_is_charged_to_the_env_that_ran() -> None:
         timesteps = step_all(manager, HANG, env_1=DIE)
         errors = [t.info["error"] for t in timesteps.values()]
         assert all(isinstance(error, EnvCrash) for error in errors)
-        assert "the host of env 1 (generation 0) died during step: exit code 7" in str(errors[1])
+        assert "the worker of env 1 (generation 0) died during step: exit code 7" in str(errors[1])
         assert "because it is shared with env 1" in str(errors[2])
         assert len(step_all(manager)) == 3
 
@@ -328,7 +328,7 @@ def test_an_env_that_is_not_async_is_charged_for_the_worker_that_it_shares_with_
         assert "env 1 (generation 0) exceeded the 0.3 s" in str(timesteps[1].info["error"])
         assert "because it is shared with env 1" in str(timesteps[0].info["error"])
         timesteps = step_all(manager, HANG, env_1=DIE)
-        assert "the host of env 1 (generation 1) died" in str(timesteps[1].info["error"])
+        assert "the worker of env 1 (generation 1) died" in str(timesteps[1].info["error"])
         step_all(manager, END)
         assert len(step_all(manager)) == 2
 
@@ -338,7 +338,7 @@ def test_an_env_that_is_not_async_is_charged_for_a_worker_that_dies_in_its_reset
         manager.call("die_in_reset", env_ids=[1])
         timesteps = step_all(manager, HANG, env_1=END)
         assert not timesteps[1].info.get("abnormal")
-        assert "the host of env 1 (generation 0) died during reset" in str(
+        assert "the worker of env 1 (generation 0) died during reset" in str(
             timesteps[0].info["error"]
         )
 

@@ -108,7 +108,7 @@ def test_envs_that_wait_are_kept_apart(world: World) -> None:
     [
         (Do.RAISE, "ScriptedError"),
         (Do.SYS_EXIT, "sys.exit"),
-        (Do.OS_EXIT, "died during call: exit code"),
+        (Do.OS_EXIT, "died during the trial: exit code"),
         (Do.KILL, "killed by SIGKILL"),
         (Do.HANG_DEAF, "it has not answered 2.3 s into its steps"),
         (Do.GARBAGE, "broke the protocol"),

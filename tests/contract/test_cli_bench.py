@@ -16,10 +16,12 @@ def test_what_init_writes_can_be_benched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "CartPole-v1", "--env-num", "2"]) == 0
+    given = ["--kwargs", "sutton_barto_reward=true", "--kwargs", '{"max_episode_steps": 40}']
+    assert main(["init", "CartPole-v1", "--env-num", "2", *given]) == 0
     assert "cartpole-v1.yaml: 2 envs launched" in capsys.readouterr().out
     config = load_config("cartpole-v1.yaml")
     assert (config.env.id, config.manager.env_num) == ("CartPole-v1", 2)
+    assert config.env.kwargs == {"sutton_barto_reward": True, "max_episode_steps": 40}
     assert [*tmp_path.iterdir()] == [tmp_path / "cartpole-v1.yaml"]
 
     assert main(["init", "CartPole-v1"]) == 2
@@ -39,6 +41,9 @@ def test_what_init_writes_can_be_benched(
         (["init", "NoSuchEnv-v0"], 2, "does not have"),
         (["init", "no_such_module:make"], 2, "no_such_module"),
         (["init", "CartPole-v1", "--out", "no/such/folder.yaml"], 2, "nothing can be written"),
+        (["init", "CartPole-v1", "--kwargs", "g"], 2, "--kwargs 'g' is not of the form KEY=VALUE"),
+        (["init", "CartPole-v1", "--kwargs", "{g: 1"], 2, "--kwargs '{g: 1'"),
+        (["init", "CartPole-v1", "--kwargs", "a b=1"], 2, "'a b' cannot name an argument"),
         (["bench", "nothing.yaml"], 2, "does not exist"),
         (["bench", "c.yaml", "--peers", "nobody"], 2, "names none of"),
         (["bench", "c.yaml", "--set", "manager.type=env_pool"], 2, "makes its envs itself"),

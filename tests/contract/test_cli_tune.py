@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from envmgr.cli import main
-from envmgr.cli.tune import conclusion
+from envmgr.cli.tune import _cells, _tuned_text, conclusion
 from envmgr.config import to_plain
 from envmgr.config.env_factories import env_factories
 from envmgr.config_file import load_config
 from envmgr.tuning.contest import Contestant, ContestantError
-from envmgr.tuning.settings import Setting
+from envmgr.tuning.settings import Setting, changes_of
 from envmgr.tuning.tune import Row, Tuned
 from envmgr.worker.profiling import Profile, Trial
 
@@ -129,13 +129,33 @@ def test_envs_without_workers_are_named_where_they_are_faster_and_never_chosen()
         now = _row("subprocess", None, 1.0)
         profile = Profile(Trial(1, 1.0, 0.0, 1, 1, 1.0), (1.0,), (1.0,))
         best = Setting("subprocess", 2)
-        return conclusion(Tuned(profile, None, now.setting, best, (*rows, now), {}))
+        changes = changes_of(best, now.setting)
+        return conclusion(Tuned(profile, None, now.setting, best, (*rows, now), changes))
 
     assert said(1.6) == (
-        "subprocess, 2 workers: 1.50 x as many steps as now (1,500 and 1,000 per second)."
+        "subprocess, 2 workers: 1.50 x as many steps as now (1,500 and 1,000 per second). It "
+        "changes num_workers from null to 2."
     )
     assert "--kinds base,subprocess" in said(4.5)
     assert "4.50 x" in said(4.5)
+
+
+def test_a_setting_whose_steps_return_some_of_the_timesteps_says_so() -> None:
+    now = _row("subprocess", None, 1.0)
+    best = Row(Setting("async_subprocess", None, 4.0), 2e3, 2.0)
+    profile = Profile(Trial(1, 1.0, 0.0, 1, 1, 1.0), (1.0,), (1.0,))
+    changes = changes_of(best.setting, now.setting)
+    tuned = Tuned(profile, None, now.setting, best.setting, (best, now), changes)
+    said = conclusion(tuned)
+    assert "changes type from subprocess to async_subprocess, wait_num from .inf to 4." in said
+    assert "A step then returns 4 of the timesteps or more" in said
+    assert said.endswith("give --kinds subprocess.")
+    assert _cells(best, tuned)[-1] == "a step returns 4 of the timesteps, or more"
+    assert _cells(now, tuned)[-1] == ""
+    Path("c.yaml").write_text(CONFIG)
+    assert "type: async_subprocess  # kept (tuned, was subprocess: 2.00 x" in _tuned_text(
+        "c.yaml", [], tuned
+    )
 
 
 @pytest.mark.parametrize(

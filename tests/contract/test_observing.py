@@ -116,7 +116,7 @@ def test_a_dump_of_a_trainer_that_waits_shows_who_keeps_it(
         sum(map(operator.mul, latency["step"]["count"], latency["step"]["mean"])), rel=0.01
     )
     assert totals["env reset"][0] == sum(latency["reset"]["count"])
-    assert totals["host construction"][0] == 4
+    assert totals["worker construction"][0] == 4
     assert totals["call send"][0] == totals["call recv"][0] == 1
 
 

@@ -156,7 +156,7 @@ def test_after_a_crash_timesteps_can_be_made_tensors_and_have_a_return(manager: 
     assert not other.done
     assert crashed.reward.shape == other.reward.shape == (1,)
     assert torch.as_tensor(crashed.info["eval_episode_return"]).item() == 1.0
-    assert crashed.info["error"].startswith("EnvCrash: the host of env 0")
+    assert crashed.info["error"].startswith("EnvCrash: the worker of env 0")
     assert type(manager.env_failures[0]) is EnvCrash
     while len(manager.ready_obs) < 2:  # it waits for one of them
         manager.step({1: np.array([0])} if 1 in manager.ready_obs else acts(0))

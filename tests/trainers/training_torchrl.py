@@ -142,7 +142,7 @@ def test_an_env_that_fails_ends_its_episode_as_a_truncated_one() -> None:
     assert not after["terminated"].any()
     assert after["reward"].view(-1).tolist() == [0.5, 0.0, 0.5]
     assert torch.equal(after["observation"][1], before[1]), "the last good one"
-    assert env.errors[1].startswith("EnvCrash: the host of env 1")
+    assert env.errors[1].startswith("EnvCrash: the worker of env 1")
     assert not td["done"].any()
     assert not torch.equal(td["observation"][1], before[1])
     env.step(td.set("action", torch.tensor([0, 0, 0])))

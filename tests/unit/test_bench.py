@@ -149,6 +149,13 @@ def test_the_config_of_init_is_one(tried: Tried | None, tmp_path: Path) -> None:
     assert load_config(tmp_path / "c.yaml").manager.on_failure == "recover"
 
 
+def test_the_config_of_init_has_the_arguments_of_the_env(tmp_path: Path) -> None:
+    kwargs = {"sutton_barto_reward": True, "sizes": [1, 2], "nested": {"a": None, "b": "x: y"}}
+    text = config_text("CartPole-v1", "id", 4, "c.yaml", TRIED, kwargs)
+    (tmp_path / "c.yaml").write_text(text)
+    assert load_config(tmp_path / "c.yaml").env.kwargs == kwargs
+
+
 def test_names_are_told_apart() -> None:
     assert [key_of(n) for n in ("CartPole-v1", "ALE/Pong-v5", "my:Env-v0")] == ["id"] * 3
     assert [key_of(n) for n in ("my_module:make", "a.b:Class")] == ["entry"] * 2

@@ -355,6 +355,7 @@ def test_an_env_that_fails_means_one_worker_each(
         (Op.RESET, {"reset_timeout": 100.0}, PATIENCE_S, "not answered 5 s into the first reset"),
         (Op.APPLY, {}, STEPPING_S + PATIENCE_S, "not answered 5.3 s into its steps"),
         (Op.APPLY, {"step_timeout": 0.25, "reset_timeout": 0.5}, STEPPING_S + 1.5, "1.8 s"),
+        (Op.APPLY, {"step_timeout": 0.25}, STEPPING_S + 1.5, "1.8 s"),
         (Op.APPLY, {"step_timeout": 100.0, "reset_timeout": 0.5}, STEPPING_S + 5.0, "5.3 s"),
     ],
 )

@@ -72,6 +72,49 @@ def test_each_thing_that_leaks_is_named_with_its_rate() -> None:
     assert "--episodes" in few.advice
 
 
+def test_episodes_that_never_end_are_noted() -> None:
+    samples = tuple((k, HAS) for k in range(21))
+    endless, judged = leaks.of_endurance(Endured(20, 20_000, 20, samples), 20)
+    assert (endless.part, endless.level) == ("episodes", Level.NOTE)
+    assert "no episode ended in 20,000 random steps" in endless.text
+    assert judged.level is Level.OK
+    assert len(leaks.of_endurance(Endured(20, 20_000, 19, samples), 20)) == 1
+
+
+class Astray(gymnasium.Env[Any, Any]):
+    """Its observations leave their Box in one part, the farther the more steps there were."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "far": gymnasium.spaces.Box(-1.0, np.array([1.0, np.inf]), (2,), np.float64),
+            "near": gymnasium.spaces.Box(0, 255, (2,), np.uint8),
+        }
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.n = 0
+        return self.seen(), {}
+
+    def seen(self) -> Any:
+        return {"far": np.array([-0.5 * self.n, 1e9]), "near": np.full(2, 255, np.uint8)}
+
+    def step(self, action: Any) -> Any:
+        self.n += 1
+        return self.seen(), 0.0, self.n == 5, False, {}
+
+
+def test_observations_outside_of_their_box_are_found() -> None:
+    found = probes.describe(Astray, 10)
+    assert found.outside == {"observation['far']": probes.Outside(6, 1.5, -2.5, -1.0)}
+    (finding,) = (one for one in verdicts.of_description(found) if one.part == "bounds")
+    assert finding.level is Level.WARNING
+    assert finding.text == (
+        "observation['far'] is outside of its Box in 6 of 11 observations: -2.5 at the farthest, "
+        "where low is -1"
+    )
+
+
 def test_a_process_that_dies_early_is_no_matter_of_time() -> None:
     samples = tuple((k, HAS) for k in range(16))
     (finding,) = leaks.of_endurance(Endured(15, 90, 0, samples), 1000)
@@ -228,8 +271,10 @@ def test_resets_frames_and_start_methods() -> None:
     assert verdicts.of_reset_options(failure, ProbeResult()).level is Level.PROBLEM
     frame = ProbeResult(("an array (4, 4, 3) of uint8", 0.01))
     modes = description(render_modes=("rgb_array",))
-    assert verdicts.of_rendering(description(), None, None).level is Level.NOTE
-    assert "render_mode: rgb_array" in verdicts.of_rendering(modes, frame, "rgb_array").advice
+    assert verdicts.of_rendering(description(), None, None).level is Level.OK
+    tried = verdicts.of_rendering(modes, frame, "rgb_array")
+    assert (tried.level, tried.advice) == (Level.OK, "")
+    assert "render_mode rgb_array (env.kwargs has none): an array (4, 4, 3)" in tried.text
     assert verdicts.of_rendering(modes, failure, "rgb_array").level is Level.NOTE
     configured = modes._replace(render_mode="rgb_array")
     assert verdicts.of_rendering(configured, failure, "rgb_array").level is Level.WARNING
@@ -306,5 +351,5 @@ class Telling(gymnasium.Env[Any, Any]):
 
 
 def test_infos_are_pickled_as_in_a_run() -> None:
-    assert not probes.describe(lambda: Telling(lambda: 1)).unpicklable
-    assert "lock" in probes.describe(lambda: Telling(threading.Lock())).unpicklable
+    assert not probes.describe(lambda: Telling(lambda: 1), 20).unpicklable
+    assert "lock" in probes.describe(lambda: Telling(threading.Lock()), 20).unpicklable

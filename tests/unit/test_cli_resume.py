@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from envmgr.cli.output import LOCK, RunLock
+from envmgr.cli.prepare import RunOptions
 from envmgr.cli.resume import UNKNOWN, ResumedFolder, RunFacts, read_earlier
+from envmgr.cli.run import execute
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.reporting.files import Sample
 from tests.unit.test_collect_records import record_of
@@ -205,3 +207,45 @@ def test_a_lock_is_taken_again_where_its_file_was_removed(
     assert (tmp_path / LOCK).exists()
     lock.release()
     assert not (tmp_path / LOCK).exists()
+
+
+class TestModulesBesideTheFirstConfig:
+    @pytest.fixture
+    def first(self, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """Where the run was begun: with a module beside the config."""
+        folder = tmp_path_factory.mktemp("the first")
+        (folder / "left_behind.py").write_text("def make(): pass\n")
+        facts = RunFacts(str(folder / "c.yaml"), "2030-01-02T03:04:05")
+        (run / "run.json").write_bytes(facts.as_json())
+        (run / "config.yaml").write_text("env: {entry: 'left_behind:make'}\n")
+        return folder
+
+    def refusal(self, run: Path, **options: Any) -> str:
+        given = RunOptions(str(run / "config.yaml"), resume=str(run), **options)
+        with pytest.raises(ConfigError) as caught:
+            execute(given, None)  # type: ignore[arg-type]
+        return str(caught.value)
+
+    def test_the_whole_command_is_named(self, run: Path, first: Path) -> None:
+        text = self.refusal(run, overrides=("collect.steps=20",), allowed={"allow_env": ["A"]})
+        assert "there is no module 'left_behind'" in text
+        assert text.endswith(
+            f"PYTHONPATH='{first}' envmgr run --resume {run} --allow-env A "
+            "--allow-import left_behind --set collect.steps=20"
+        )
+
+    def test_where_it_is_found_and_not_allowed(
+        self, run: Path, first: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.syspath_prepend(str(first))
+        text = self.refusal(run)
+        assert text.endswith(f"envmgr run --resume {run} --allow-import left_behind")
+
+    def test_not_where_something_else_is_wrong(
+        self, run: Path, first: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.syspath_prepend(str(first))
+        allowed = {"allow_imports": ["left_behind"]}
+        assert "PYTHONPATH" not in self.refusal(run, allowed=allowed)
+        (run / "config.yaml").write_text("env: {idd: CartPole-v1}\n")
+        assert "PYTHONPATH" not in self.refusal(run)

@@ -25,7 +25,7 @@ from tests.unit.collect_fakes import FakeManager, answer_zero
 def raised(env_id: int) -> EnvRaised:
     trace = f"Traceback (most recent call last):\n  File env_{env_id}\nValueError: boom"
     return EnvRaised(
-        f"env {env_id} raised ValueError: boom\n\nTraceback in its host:\n{trace}",
+        f"env {env_id} raised ValueError: boom\n\nTraceback in its worker:\n{trace}",
         env_id=env_id,
         during="reset",
         type_name="ValueError",
@@ -49,7 +49,7 @@ class TestParagraph:
         assert paragraph(raised(1)) == "env 1 raised ValueError: boom"
 
     def test_of_a_crash_has_no_stacks(self) -> None:
-        assert paragraph(crashed(2, 300)) == "the host of env 2 died: killed by SIGSEGV"
+        assert paragraph(crashed(2, 300)) == "the worker of env 2 died: killed by SIGSEGV"
 
     def test_of_an_error_without_text(self) -> None:
         assert paragraph(ValueError()) == "ValueError"
@@ -72,7 +72,7 @@ class TestErrorText:
         assert head == "2 of 3 - all told - could not:"
         assert lines[:2] == [
             "  - env 0 raised ValueError: boom",
-            "  - the host of env 2 died: killed by SIGSEGV",
+            "  - the worker of env 2 died: killed by SIGSEGV",
         ]
         assert lines[2:] == [*(f"    frame {i}" for i in range(6)), "    ... 34 more lines"]
 
@@ -81,7 +81,7 @@ class TestErrorText:
         error = FailuresExhaustedError(text, crashed(0, 1), exceeded="env 0 failed 4 times")
         said = error_text(error)
         assert said.startswith("env 0 failed 4 times. To go on")
-        assert said.endswith("  the host of env 0 died: killed by SIGSEGV\n    frame 0")
+        assert said.endswith("  the worker of env 0 died: killed by SIGSEGV\n    frame 0")
         assert "reset(" not in said
 
     def test_of_long_lines(self) -> None:
@@ -91,7 +91,7 @@ class TestErrorText:
 
 def crashed(env_id: int, n_frames: int) -> EnvCrash:
     tail = "".join(f"frame {i}\n\n" for i in range(n_frames))
-    text = f"the host of env {env_id} died: killed by SIGSEGV\n\nThe end of its stderr:\n{tail}"
+    text = f"the worker of env {env_id} died: killed by SIGSEGV\n\nThe end of its stderr:\n{tail}"
     return EnvCrash(text, env_id=env_id, during="step", stderr_tail=tail)
 
 
@@ -118,6 +118,10 @@ class TestFigures:
     def test_of_a_run_list_envs_in_their_order(self) -> None:
         failures = {"failures": 3, "failures_by_kind": {"EnvCrash": 3}}
         stats = {**failures, "failures_by_env": {10: 1, 9: 2}, "swaps": 1234}
+        stats["latency"] = {
+            "reset": {"count": [2.0, 0.0], "mean": [0.5, None]},
+            "step": {"count": [10.0, 20.0], "mean": [0.1, 0.1]},
+        }
         manager: Any = SimpleNamespace(stats=lambda: stats)
         summary = summary_of(
             None, manager, ending=Ending.DONE, error=None, states={"DONE": 11}, about={}
@@ -125,6 +129,7 @@ class TestFigures:
         shown = io.StringIO()
         print_summary(Console(file=shown, width=200), summary, title="a run", where=None)
         assert "(envs 9, 10)" in shown.getvalue()
+        assert "2 resets took 1 s: 25% of the envs' own time" in shown.getvalue()
         assert "1,234 (a spare took an env's place)" in shown.getvalue()
         written = json.loads(json.dumps(summary, allow_nan=False))
         assert written["stats"]["failures_by_env"] == {"10": 1, "9": 2}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from envmgr import make
 from envmgr.collect import PolicyStep, RolloutBuffer, RolloutCollector, gae
 from envmgr.errors import ActionError, ConfigError, StateError
 from envmgr.spaces import indexed
@@ -308,6 +309,7 @@ class TestRefusals:
                 lambda obs: PolicyStep(np.zeros(2, np.int64), {"value": np.zeros(3)}),
                 "as value does not fit",
             ),
+            (lambda obs: 0, "as actions does not fit: one value"),
         ],
     )
     def test_what_does_not_fit_is_refused_before_it_is_sent(self, policy: Any, says: str) -> None:
@@ -315,6 +317,19 @@ class TestRefusals:
         with pytest.raises(ActionError, match=says):
             collector_of(manager, policy, 2).collect()
         assert manager.taken == [[], []]
+
+    @pytest.mark.parametrize(
+        ("policy", "says"),
+        [
+            (lambda obs: {0: 0, 1: 0}, "this one returned a dict by env_id"),
+            (lambda obs: (np.zeros(2, np.int64), np.zeros(2)), r"a tuple; .*PolicyStep\(actions"),
+            (lambda obs: (np.zeros(2, np.int64), {}), r"a tuple; .*PolicyStep\(actions"),
+        ],
+    )
+    def test_policies_of_another_form_are_told_the_right_one(self, policy: Any, says: str) -> None:
+        manager = make("CartPole-v1", env_num=2, type="base")
+        with manager, pytest.raises(ActionError, match=says):
+            RolloutCollector(manager, policy, n_steps=2).collect()
 
     def test_extras_are_the_same_each_time(self) -> None:
         names = iter(["value", "logprob"])

@@ -194,7 +194,12 @@ def test_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, problem: str
         ({"id": "X"}, r"Write env\.id instead"),
         ({7: {}}, "unknown key 7"),
         ({"env": {"idd": "X"}}, "unknown key 'idd' in env: did you mean 'id'"),
-        ({"env": {"id": "X", "arguments": {}}}, "unknown key 'arguments' in env. Known keys: id,"),
+        (
+            {"env": {"id": "X", "arguments": {}}},
+            r"'arguments' in env\. Arguments of the env go into env\.kwargs\. Known keys: id,",
+        ),
+        ({"env": {"id": "X", "seed": 1}}, "unknown key 'seed' in env: did you mean manager.seed"),
+        ({"env": {"env_id": "X"}}, "unknown key 'env_id' in env: did you mean id"),
         ({"manager": {"wait_nm": 1}}, "unknown key 'wait_nm' in manager: did you mean 'wait_num'"),
         ({"collect": {"step": 1}}, "unknown key 'step' in collect: did you mean 'steps'"),
         ({"manager": {"type": "asinc_subprocess"}}, "did you mean 'async_subprocess'.* base"),
@@ -203,6 +208,12 @@ def test_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, problem: str
 def test_unknown_keys_are_named_with_the_nearest(cfg: Any, problem: str) -> None:
     with pytest.raises(UnknownKeyError, match=problem):
         load_config(cfg)
+
+
+@pytest.mark.parametrize(("section", "key"), [("env", "entry"), ("collect", "policy")])
+def test_a_dot_for_the_colon_is_seen(section: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.{key} is 'a\.b\.C' .*mean 'a\.b:C'"):
+        load_config({section: {key: "a.b.C"}})
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

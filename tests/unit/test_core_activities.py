@@ -13,6 +13,10 @@ from tests.rig import Rig
 QUEUED, STEPPING = Activity.QUEUED, Activity.STEPPING
 
 
+def test_users_read_of_workers() -> None:
+    assert not [what.label for what in Activity if "host" in what.label]
+
+
 def test_the_envs_of_a_shared_host_wait_for_the_one_that_runs() -> None:
     rig = Rig(4, has_block=True, num_workers=2)
     rig.launch()

@@ -76,7 +76,7 @@ def test_a_cancelled_step_costs_its_env_alone() -> None:
     error = rig.error(1)
     assert isinstance(error, EnvTimeout)
     assert (error.limit_s, error.during, error.stacks) == (2.0, "step", "in step, line 7")
-    assert "shared its host" not in str(error)
+    assert "shared its worker" not in str(error)
     assert not rig.transport.killed
     rig.stepped(0)
     rig.run(1.0)
@@ -119,7 +119,7 @@ def test_a_host_that_does_not_cancel_in_time_is_ended() -> None:
     error = rig.error(0)
     assert isinstance(error, EnvTimeout)
     assert error.limit_s == 2.0, "the limit that it has exceeded first"
-    assert "envs 1, 2 shared its host" in str(error)
+    assert "envs 1, 2 shared its worker" in str(error)
     assert rig.supervisor.statistics.failures_by_env == {0: 1}
 
 

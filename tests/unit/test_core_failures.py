@@ -149,7 +149,7 @@ def test_a_failure_says_all_that_the_host_said() -> None:
     assert failure.remote_traceback == "Traceback\n  line\n"
     assert str(failure) == (
         "env 0 (generation 0) raised pkg.OddError in its step: boom\n\n"
-        "Traceback in its host:\nTraceback\n  line"
+        "Traceback in its worker:\nTraceback\n  line"
     )
 
 
@@ -171,7 +171,7 @@ def test_a_crash_says_how_the_host_ended(status: int | None, text: str) -> None:
     failure = rig.error()
     assert isinstance(failure, EnvCrash)
     assert failure.exit_status == status
-    assert str(failure) == f"the host of env 0 (generation 0) died during step: {text}"
+    assert str(failure) == f"the worker of env 0 (generation 0) died during step: {text}"
 
 
 def test_a_crash_that_nobody_can_explain_has_the_transports_words() -> None:
@@ -474,7 +474,7 @@ def test_a_long_pause_says_for_whom_and_how_long_and_what_follows(
         rig.die()
         rig.advance(pause_s)
         told = [r.message for r in caplog.records if "follows" in r.message]
-        wanted = [f"envs 0, 1: a new host follows in {pause_s:g} s"]
+        wanted = [f"envs 0, 1: a new worker follows in {pause_s:g} s"]
         assert told == (wanted if pause_s >= 1.0 else [])
 
 
@@ -741,6 +741,7 @@ def test_a_host_that_dies_in_a_call_fails_the_call_and_dooms_the_env() -> None:
     rig.die()
     assert isinstance(rig.slot().result, EnvCrash)
     assert rig.slot().result.during == "call"
+    assert "the worker of env 0 (generation 0) died during method" in str(rig.slot().result)
     assert rig.ready() == [0]
     rig.send(0)
     assert rig.deliver(0)[0].info["abnormal"]
@@ -1413,11 +1414,11 @@ def test_the_loss_of_a_host_touches_all_of_its_envs_and_nobody_else() -> None:
     first = rig.error(0)
     assert isinstance(first, EnvCrash)
     died = "env 0 (generation 0) died during step: exit code 3"
-    assert f"{died}; envs 1, 2 shared its host, and lose it too" in str(first)
+    assert f"{died}; envs 1, 2 shared its worker, and lose it too" in str(first)
     second = rig.error(1)
     assert isinstance(second, EnvCrash)
     assert (second.env_id, second.during, second.exit_status) == (1, "step", 3)
-    assert "because it is shared with env 0: the host of env 0" in str(second)
+    assert "because it is shared with env 0: the worker of env 0" in str(second)
     assert second.__cause__ is first
     assert rig.slot(2).failed_while_ready is not None
     assert rig.ready() == [2, 4]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -457,3 +459,21 @@ def test_attempts_at_a_reset_in_a_launch_bring_the_neighbours_along(
     assert rig.ready() == [0, 1]
     assert rig.slot(0).failed_while_ready is None
     assert generations(rig) == [1, 1]
+
+
+# -- what a launch warns of -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit_mb", "warns"), [(1, True), (1_000_000, False), (None, False)])
+def test_a_limit_that_new_workers_exceed_is_warned_of(
+    limit_mb: int | None,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig(2, answer=FakeEnvs())
+    monkeypatch.setattr(type(rig.transport), "pids", {0: os.getpid()})
+    limit = None if limit_mb is None else limit_mb * 1_000_000
+    rig.supervisor.hosts.settings = replace(rig.supervisor.hosts.settings, max_rss_bytes=limit)
+    launch(rig)
+    assert [("max_worker_rss_mb is 1, but" in r.message) for r in caplog.records] == [True] * warns

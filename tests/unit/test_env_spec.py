@@ -112,6 +112,11 @@ def test_an_unknown_id_names_the_nearest(env_id: str, near: str) -> None:
         env_factories({"id": env_id}, 2)
 
 
+def test_a_class_is_no_id() -> None:
+    with pytest.raises(ConfigError, match=r"it is env\.entry, not env\.id"):
+        env_factories({"id": "json:Env"}, 2)
+
+
 def test_an_id_may_name_the_module_that_registers_it(module: str) -> None:
     registered = dict(gymnasium.registry)
     data = pickle.dumps(env_factories({"id": f"{module}:Named-v0"}, 1))

@@ -138,7 +138,7 @@ def test_the_error_names_the_env_its_state_the_event_and_where_it_is_legal() -> 
     with pytest.raises(IllegalTransitionError) as caught:
         table_in(V, env_num=4).apply(3, Event.RENEW)
     text = str(caught.value)
-    assert "env 3 is in VOID, where RENEW (host or env renewed) is not legal" in text
+    assert "env 3 is in VOID, where RENEW (worker or env renewed) is not legal" in text
     assert "it is legal in ERROR." in text
 
 

@@ -297,6 +297,8 @@ def test_bad_configs_are_refused_before_anything_is_built(kinds: Registry) -> No
         create_env_manager({"type": "kind", "max_retyr": 3}, [object])
     with pytest.raises(ConfigError, match=r"manager\.max_retry is 0"):
         create_env_manager({"type": "kind", "max_retry": 0}, [object])
+    with pytest.raises(ConfigError, match=r"env, manager.*env_factories\(cfg\.env"):
+        create_env_manager({"env": {}, "manager": {"type": "kind"}})
     with pytest.raises(ConfigError, match="must be a mapping"):
         get_env_manager_cls("kind")  # type: ignore[arg-type]
 

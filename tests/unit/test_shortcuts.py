@@ -40,6 +40,8 @@ def test_one_env_is_the_default() -> None:
         ({"env": [SHORT, "CartPole-v1"]}, r"env\[1\] is 'CartPole-v1', but a list of envs is one"),
         ({"env": []}, "env is an empty list"),
         ({"env": [SHORT], "wrappers": ["a.b"]}, "wrappers go with an id"),
+        ({"env": "x.yaml"}, r"x.yaml.*cfg = load_config.*env_factories"),
+        ({"env": {"manager": {}}}, "create_env_manager.cfg.manager, env_fn=env_factories"),
         ({"env": 3}, "a gymnasium id, `package.module:callable`, a function .*, or a list"),
         ({"env": "CartPole-v1", "num_envs": 4}, "'num_envs' in manager: did you mean env_num?"),
         ({"env": "CartPole-v1", "n_envs": 4}, "'n_envs' in manager: did you mean env_num?"),

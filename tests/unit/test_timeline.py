@@ -89,7 +89,7 @@ def test_everything_that_was_noted_has_its_place(tmp_path: Path) -> None:
     assert of(found, "waits to be gathered") == [(ENVS, 0, 10.2, 0.8), (ENVS, 0, 12.2, 0.8)]
     assert of(found, "waits for the policy") == [(ENVS, 0, 11.0, 1.0)]
     names = {event["args"]["name"] for event in found if event["ph"] == "M"}
-    assert names == {"trainer", "hosts", "envs", "public calls", "host 0", "env 0", "env 1"}
+    assert names == {"trainer", "workers", "envs", "public calls", "worker 0", "env 0", "env 1"}
     totals = totals_of(found)
     assert totals["call step"] == (2, pytest.approx(2.0))
     assert totals["env step"] == (3, pytest.approx(0.4))

@@ -298,6 +298,9 @@ def test_comments_stay_where_they_are() -> None:
     assert found == TEXT.replace(": subprocess ", ": async_subprocess ").replace(
         "  env_num: 8\n", "  env_num: 8\n  num_workers: 2  # tuned\n"
     )
+    marked = edited(TEXT, changes, {("manager", "type"): "tuned"})
+    (line,) = (one for one in TEXT.splitlines() if "type:" in one)
+    assert f"{line.replace(': subprocess', ': async_subprocess')} (tuned)\n" in marked
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,9 @@ class _Check:
 
     def _contract(self) -> list[Finding]:
         options = self._options
-        described = self._described = self._try(probes.describe, self._factory)
+        described = self._described = self._try(
+            probes.describe, self._factory, effort=options.n_steps
+        )
         kept = self._try(probes.contract, self._factory, options.seed, effort=options.n_steps)
         findings: list[Finding] = []
         if kept.failure is not None:

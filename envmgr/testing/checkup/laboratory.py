@@ -126,12 +126,12 @@ class Laboratory:
         """
         packed = pickles.dumps((probe, args))  # unpacked where a failure is the probe's own
         try:
-            return ProbeResult(self._manager.apply(_unpack_and_run, packed, env_ids=place)[0])
+            return ProbeResult(self._manager.apply(_run_probe, packed, env_ids=place)[0])
         except EnvFailure as failure:
             return ProbeResult(failure=failure)
 
 
-def _unpack_and_run(env: Any, packed: bytes) -> Any:
+def _run_probe(env: Any, packed: bytes) -> Any:
     probe, args = cloudpickle.loads(packed)
     return probe(*args)
 

@@ -43,13 +43,14 @@ def of_endurance(found: Endured, asked: int) -> list[Finding]:
         about += f" (of {asked:,} asked for; {why})"
     if found.cut:
         about += f"; {counted(found.cut, 'episode')} cut short"
+    findings = _without_end(found, episodes)
     if len(found.samples) < _FEWEST_SAMPLES:
         advice = "Give more --seconds." if episodes < asked else "Give more --episodes."
         if found.asked < asked:
             advice = "A process that dies so early hardly fills up."
         text = f"{about}: too few to tell a leak, not judged"
-        return [Finding("leaks", Level.NOTE, text, advice)]
-    findings, stays = [], []
+        return [*findings, Finding("leaks", Level.NOTE, text, advice)]
+    n_before, stays = len(findings), []
     for name in _NOTICED:
         values = [getattr(one, name) for _, one in found.samples]
         if None in values:
@@ -61,11 +62,26 @@ def of_endurance(found: Endured, asked: int) -> list[Finding]:
             findings.append(_rise(name, rise, about))
         else:
             stays.append(_WHAT[name])
-    if not findings:
+    if len(findings) == n_before:
         what = " and ".join(filter(None, (", ".join(stays[:-1]), stays[-1])))
         text = f"{about}: {what} stay as they are"
         findings.append(Finding("leaks", Level.OK, text))
     return findings
+
+
+def _without_end(found: Endured, episodes: int) -> list[Finding]:
+    if not 0 < episodes == found.cut:
+        return []
+    return [
+        Finding(
+            "episodes",
+            Level.NOTE,
+            f"no episode ended in {counted(found.n_steps, 'random step')}; "
+            f"{counted(episodes, 'episode')} had to be cut short by a reset",
+            "If episodes are to end, have `step` say so (terminated, truncated), or put "
+            "gymnasium.wrappers.TimeLimit into env.wrappers.",
+        )
+    ]
 
 
 def _leak(name: str, rate: float) -> Finding:

@@ -6,7 +6,8 @@ import contextlib
 import gc
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -39,6 +40,22 @@ CUT = -1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Outside(NamedTuple):
+    """How a part of observations was outside of its Box.
+
+    Attributes:
+        n: in how many of them.
+        excess: by how much at most.
+        value: the value that was so far off.
+        bound: the bound that it exceeds.
+    """
+
+    n: int
+    excess: float
+    value: float
+    bound: float
+
+
 class Description(NamedTuple):
     """What an env is, from its construction and a few steps.
 
@@ -46,6 +63,8 @@ class Description(NamedTuple):
         name: of its class.
         spaces: of observations and actions, as text.
         casts: dtypes of observations that differ from those of the space, as text.
+        outside: by their names, the parts of observations that were outside of their Box.
+        n_observations: how many were looked at.
         unpicklable: why an info cannot be sent; empty if all can.
         construction_s: seconds until it was built.
         before: what the process had before.
@@ -65,6 +84,8 @@ class Description(NamedTuple):
     handlers: tuple[str, ...]
     render_mode: str | None
     render_modes: tuple[str, ...]
+    outside: Mapping[str, Outside] = MappingProxyType({})
+    n_observations: int = 0
 
 
 @contextlib.contextmanager
@@ -134,7 +155,7 @@ def counted_plays(tally: str, probe: Callable[..., Any], *args: Any) -> tuple[An
             _tallies.clear()
 
 
-def describe(factory: Factory, n_steps: int = 20) -> Description:
+def describe(factory: Factory, n_steps: int) -> Description:
     """Build an env, reset it, and take a few steps."""
     handlers = [signal.getsignal(number) for number in _SIGNALS]
     before, began = holdings(), time.perf_counter()
@@ -144,10 +165,12 @@ def describe(factory: Factory, n_steps: int = 20) -> Description:
         play = _play_of(env)
         obs, info = play.reset()
         after, unpicklable = holdings(), _why_unpicklable(info)
-        casts = set(_casts(observation_space, obs))
+        casts, outside = set(_casts(observation_space, obs)), dict[str, Outside]()
+        _note_outside(outside, observation_space, obs)
         for _ in range(n_steps):
             timestep = play.step(play.action())
             casts |= set(_casts(observation_space, timestep.obs))
+            _note_outside(outside, observation_space, timestep.obs)
             unpicklable = unpicklable or _why_unpicklable(timestep.info)
             if timestep.done:
                 play.reset()
@@ -164,20 +187,46 @@ def describe(factory: Factory, n_steps: int = 20) -> Description:
             tuple(number.name for number, old in changed if signal.getsignal(number) is not old),
             getattr(built, "render_mode", None),
             tuple(map(str, (getattr(built, "metadata", None) or {}).get("render_modes", ()))),
+            outside,
+            n_steps + 1,
         )
 
 
-def _casts(space: Any, obs: Any, path: str = "observation") -> Iterator[str]:
+def _boxes(space: Any, obs: Any, path: str = "observation") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the names of the parts of an observation that have a Box, with that and the part."""
     if isinstance(space, gymnasium.spaces.Dict) and isinstance(obs, dict):
         for key, part in space.spaces.items():
-            yield from _casts(part, obs.get(key), f"{path}[{key!r}]")
+            yield from _boxes(part, obs.get(key), f"{path}[{key!r}]")
     elif isinstance(space, gymnasium.spaces.Tuple) and isinstance(obs, (tuple, list)):
         for k, part in enumerate(space.spaces[: len(obs)]):
-            yield from _casts(part, obs[k], f"{path}[{k}]")
+            yield from _boxes(part, obs[k], f"{path}[{k}]")
     elif isinstance(space, gymnasium.spaces.Box):
-        dtype = getattr(obs, "dtype", None)
-        if isinstance(dtype, np.dtype) and dtype != space.dtype:
-            yield f"{path} is {dtype}, its space {space.dtype}"
+        yield path, space, obs
+
+
+def _casts(space: Any, obs: Any) -> Iterator[str]:
+    for path, box, part in _boxes(space, obs):
+        dtype = getattr(part, "dtype", None)
+        if isinstance(dtype, np.dtype) and dtype != box.dtype:
+            yield f"{path} is {dtype}, its space {box.dtype}"
+
+
+def _note_outside(outside: dict[str, Outside], space: Any, obs: Any) -> None:
+    """Note which parts of an observation are outside of their Box; what has no numbers is not."""
+    for path, box, part in _boxes(space, obs):
+        values = np.asarray(part)
+        if values.shape != box.shape or values.dtype.kind not in "biuf":
+            continue  # `contract` says that
+        if not ((values < box.low) | (values > box.high)).any():
+            continue
+        low, high, values = (np.asarray(one, np.float64) for one in (box.low, box.high, values))
+        excess = np.fmax(low - values, values - high)
+        farthest = np.nanargmax(excess)
+        value, by = values.flat[farthest], excess.flat[farthest]
+        bound = (low if value < low.flat[farthest] else high).flat[farthest]
+        before = outside.get(path, Outside(0, 0.0, 0.0, 0.0))
+        worst = before[1:] if before.excess >= by else (float(by), float(value), float(bound))
+        outside[path] = Outside(before.n + 1, *worst)
 
 
 def _why_unpicklable(info: Any) -> str:

@@ -10,7 +10,7 @@ from envmgr.errors import EnvTimeout
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.interrupting import Interrupted
 from envmgr.testing.checkup.laboratory import ProbeResult, own_frames
-from envmgr.testing.checkup.probes import CUT, Description, Plays, Trajectory
+from envmgr.testing.checkup.probes import CUT, Description, Outside, Plays, Trajectory
 from envmgr.testing.checkup.processes import Holdings
 from envmgr.texts import counted, short_time
 
@@ -60,6 +60,7 @@ def of_description(found: Description) -> list[Finding]:
             )
         )
     findings.append(_of_dtypes(found))
+    findings += [_of_bounds(path, one, found) for path, one in found.outside.items()]
     if found.unpicklable:
         text = f"an info cannot be sent to the trainer: {found.unpicklable}"
         advice = "Put plain values and arrays into infos."
@@ -76,6 +77,20 @@ def _of_dtypes(found: Description) -> Finding:
             "Each observation is cast; strict_dtype: true would refuse it. Return the space's.",
         )
     return Finding("dtypes", Level.OK, f"as its space says: {found.spaces[0]}")
+
+
+def _of_bounds(path: str, found: Outside, described: Description) -> Finding:
+    bound = f"{'high' if found.value > found.bound else 'low'} is {found.bound:g}"
+    return Finding(
+        "bounds",
+        Level.WARNING,
+        f"{path} is outside of its Box in {found.n} of "
+        f"{counted(described.n_observations, 'observation')}: {found.value:g} at the farthest, "
+        f"where {bound}",
+        "Managers pass it on; what scales by the bounds of the space goes wrong. Widen the Box, or "
+        "clip.",
+        figures={"part": path, **found._asdict()},
+    )
 
 
 def of_contract(problems: Sequence[tuple[str, str]]) -> list[Finding]:
@@ -267,16 +282,14 @@ def of_rendering(found: Description, result: ProbeResult | None, mode: str | Non
     part = "render"
     if result is None:
         text = "it has no render modes" if not found.render_modes else "it has no rgb_array mode"
-        return Finding(part, Level.NOTE, text)
+        return Finding(part, Level.OK, text)
     if result.failure is not None:
         level = Level.NOTE if found.render_mode is None else Level.WARNING
         text = failed(part, result, f"render_mode {mode}").text
         return Finding(part, level, text, "Frames and videos cannot be had of it.")
     kind, took_s = result.value
-    text = f"render_mode {mode}: {kind} in {short_time(took_s)}"
-    if found.render_mode is None:
-        advice = f"It is built without a mode: env.kwargs: {{render_mode: {mode}}} to have frames."
-        return Finding(part, Level.OK, text, advice)
+    given = "" if found.render_mode is not None else " (env.kwargs has none)"
+    text = f"render_mode {mode}{given}: {kind} in {short_time(took_s)}"
     return Finding(part, Level.OK, text)
 
 
