@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from typing_extensions import Unpack
@@ -119,7 +120,8 @@ def _where_arguments_go(env: Any, unknown: str) -> str:
 def _env_name(value: Any) -> str:
     if is_env(value):
         raise Refused(GIVE_A_FUNCTION)
-    if isinstance(value, Mapping) or str(value).lower().endswith((".yaml", ".yml")):
+    is_file = isinstance(value, (str, Path)) and str(value).endswith((".yaml", ".yml"))
+    if is_file or isinstance(value, Mapping):
         raise Refused(GIVE_SECTIONS)
     name: str = text().convert(value)
     return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import gymnasium
@@ -41,6 +42,7 @@ def test_one_env_is_the_default() -> None:
         ({"env": []}, "env is an empty list"),
         ({"env": [SHORT], "wrappers": ["a.b"]}, "wrappers go with an id"),
         ({"env": "x.yaml"}, r"x.yaml.*cfg = load_config.*env_factories"),
+        ({"env": Path("x.yml")}, "env_factories"),
         ({"env": {"manager": {}}}, "create_env_manager.cfg.manager, env_fn=env_factories"),
         ({"env": 3}, "a gymnasium id, `package.module:callable`, a function .*, or a list"),
         ({"env": "CartPole-v1", "num_envs": 4}, "'num_envs' in manager: did you mean env_num?"),
