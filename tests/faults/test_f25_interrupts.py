@@ -6,9 +6,13 @@ Here the kinds that run envs inline or on threads are attacked at many points, o
 
 from __future__ import annotations
 
+import signal
+import weakref
+
 import pytest
 
 from tests.faults.interrupted_calls import LARGE_INFOS, PROCESS_KINDS, THREAD_KINDS, TWO_FORMS, run
+from tests.faults.interrupting import Interrupted, handlers
 
 
 def test_f25_inline_an_interrupt_costs_no_more_than_the_env_that_was_in_it() -> None:
@@ -43,3 +47,23 @@ def test_f25_on_threads_an_interrupt_comes_into_no_env(kind: str) -> None:
     figures = run(THREAD_KINDS[kind], 60, seed=25)
     assert (figures["points"], figures["abnormal"]) == (60, 0)
     assert figures["raised"] > 30
+
+
+class _Thing:
+    """Something that can be referred to weakly."""
+
+
+def test_what_a_handler_raises_in_a_callback_of_a_weak_reference_is_no_error_of_a_test() -> None:
+    seen = []
+
+    def interrupted(reference: object) -> None:
+        seen.append(reference)
+        signal.raise_signal(signal.SIGALRM)
+
+    with handlers(lambda: None):
+        thing = _Thing()
+        reference = weakref.ref(thing, interrupted)
+        del thing  # what its callback raises is lost, and pytest would report it
+        assert seen == [reference]
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGALRM)
