@@ -280,7 +280,8 @@ class EnvCrash(EnvFailure):
     Attributes:
         exit_status: exit code, or minus the signal's number; None if nobody could tell.
         stderr_tail: the last lines that it wrote to `sys.stderr`, and what faulthandler reported of
-            a fatal signal; empty if there is nothing, or where it cannot be kept (not on Linux).
+            a fatal signal, without envmgr's own calls around those of the env; empty if there is
+            nothing, or where it cannot be kept (not on Linux).
     """
 
     def __init__(
