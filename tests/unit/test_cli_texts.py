@@ -222,7 +222,7 @@ class TestLogLines:
         assert self.logged((logging.ERROR, FailuresExhaustedError("spent", raised(1)))) == []
         lines = Lines()
         handler = LogLines(lines)
-        for about in (raised(1), "launch has been waiting for 30 s more"):
+        for about in (raised(1), "launch has been waiting for 30 s"):
             handler.handle(logging.makeLogRecord({"levelno": 30, "msg": "%s", "args": (about,)}))
         assert len(lines.lines) == 1
 
