@@ -23,7 +23,7 @@ from envmgr.cli.report import write_report
 from envmgr.cli.resume import Earlier, ResumedFolder, command_with_modules, refuse_no_run
 from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
-from envmgr.cli.texts import raised_by_envs
+from envmgr.cli.texts import raised_by_envs, stacks_in
 from envmgr.cli.usage import UsageMeter
 from envmgr.collect import Collector
 from envmgr.config import to_plain
@@ -32,6 +32,9 @@ from envmgr.config_file import ResolvedConfig, read_config_file, to_yaml
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.reporting.files import VIDEOS
 from envmgr.texts import counted
+
+_MOST_STACKS = 3
+"""So many are printed with what the run fails with: as many as causes of a launch that failed."""
 
 
 def execute(options: RunOptions, interruption: Interruption) -> int:
@@ -209,11 +212,11 @@ class _Run(Attempt):
         if isinstance(error, OSError) and not isinstance(error, EnvManagerError):
             return f"the results cannot be written: {error}"
         text = super()._failure_text(error)
-        for raised in raised_by_envs(error)[:1]:
-            if self._run_options.traceback:
-                click.echo(raised.remote_traceback, err=True)
-            else:
-                text += " (--traceback shows where in the env's code.)"
+        if self._run_options.traceback:
+            for stacks in stacks_in(error)[:_MOST_STACKS]:
+                click.echo(stacks, err=True)
+        elif raised_by_envs(error):
+            text += " (--traceback shows where in the env's code.)"
         return text
 
     @property

@@ -28,20 +28,26 @@ _UNBOUNDED = 10_000
 
 
 def paragraph(error: BaseException) -> str:
-    """Return what an error says as one paragraph: of the stacks of envs, where one hung."""
-    text = " ".join(_without_stacks(error).split()) or type(error).__name__
-    place = place_text(error) if isinstance(error, EnvTimeout) else ""
-    return f"{text}, {place}" if place else text
+    """Return what an error says as one paragraph: of the stacks of envs, the innermost call."""
+    return " ".join(_without_stacks(error).split()) or type(error).__name__
+
+
+_STACKS = {
+    "remote_traceback": "Traceback in its worker:",
+    "stderr_tail": "The end of its stderr:",
+    "stacks": "Where it was:",
+}
+"""Attributes of failures that have stacks, and what stands before them in the messages."""
 
 
 def _without_stacks(error: BaseException) -> str:
+    """Return what an error says, with places in place of stacks."""
     text = str(error)
     for failure in _failures_in(error):
-        for name in ("remote_traceback", "stderr_tail", "stacks"):
+        place = place_text(failure)
+        for name, title in _STACKS.items():
             if stack := getattr(failure, name, "").rstrip():
-                text = text.replace(stack, "")
-    for title in ("Traceback in its worker:", "The end of its stderr:", "Where it was:"):
-        text = text.replace(title, "")
+                text = text.replace(f"\n\n{title}\n{stack}", f", {place}" if place else "")
     return text
 
 
@@ -80,12 +86,12 @@ _CRASH_LINES, _CRASH_LINE = 6, 120
 """So much of the stacks of a crash is shown: lines, and characters of each."""
 
 
-_FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+) in (?P<name>.+)')
+_FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+),? in (?P<name>.+)')
 _OF_PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def place_text(failure: EnvFailure) -> str:
-    """Return `at game.py:15 in simulate` for an env that hung, or whose process died of a signal.
+    """Return `at game.py:15 in simulate` for an env that hung, or that ended its process.
 
     That is the innermost call of the thread that ran the env, where there is one outside of
     Python's own library; empty if nothing is known.
@@ -94,8 +100,10 @@ def place_text(failure: EnvFailure) -> str:
     if isinstance(failure, EnvCrash):
         stacks = failure.stderr_tail
     _, _, current = stacks.partition("Current thread ")
-    thread = (current or stacks).partition("\n\n")[0]
-    frames = [found for line in thread.splitlines() if (found := _FRAME.fullmatch(line))]
+    lines = (current or stacks).partition("\n\n")[0].splitlines()
+    if isinstance(failure, EnvCrash) and failure.remote_traceback:
+        lines = failure.remote_traceback.splitlines()[::-1]  # the innermost call comes last there
+    frames = [found for line in lines if (found := _FRAME.fullmatch(line))]
     own = (one for one in frames if not _is_of_python(one["path"]))
     place = next(own, frames[0] if frames else None)
     if place is None:
@@ -118,6 +126,12 @@ def _failures_in(error: BaseException) -> list[EnvFailure]:
 def raised_by_envs(error: BaseException) -> list[EnvRaised]:
     """Return the failures in an error that have a traceback of the env's own code."""
     return [f for f in _failures_in(error) if isinstance(f, EnvRaised) and f.remote_traceback]
+
+
+def stacks_in(error: BaseException) -> list[str]:
+    """Return the whole stacks and tracebacks of the failures in an error, each once."""
+    found = (getattr(f, name, "").rstrip() for f in _failures_in(error) for name in _STACKS)
+    return [*dict.fromkeys(filter(None, found))]
 
 
 def wide_console() -> Console:

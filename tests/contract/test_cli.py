@@ -35,6 +35,8 @@ class FaultyEnv(gymnasium.Env):
     def __init__(self, every=2, fault=None):
         if fault == "build":
             raise ValueError("no licence\\nfor this simulator")
+        if fault == "exit":
+            raise SystemExit("no licence")
         self.every, self.episode = every, 0
 
     def reset(self, *, seed=None, options=None):
@@ -295,6 +297,15 @@ class TestFailures:
         fault = ("--set", "env.kwargs.fault=build", "--no-output", "--traceback")
         result = envmgr("run", "c.yaml", *FAULTY, *fault)
         assert "raise ValueError" in result.err
+
+    def test_of_a_launch_that_an_env_ends_say_where(self, envmgr: Run) -> None:
+        fault = ("--set", "env.kwargs.fault=exit", "--no-output")
+        _, cause, _ = envmgr("run", "c.yaml", *FAULTY, *fault).err.splitlines()
+        assert "called sys.exit('no licence') in their construction, at cli_users_module.p" in cause
+        assert cause.endswith(" in __init__")
+        whole = envmgr("run", "c.yaml", *FAULTY, *fault, "--traceback").err
+        assert whole.count('raise SystemExit("no licence")') == 1
+        assert cause in whole.splitlines()
 
     @pytest.mark.parametrize(
         ("policy", "part"),

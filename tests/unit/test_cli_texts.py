@@ -14,7 +14,14 @@ from rich.console import Console
 from envmgr.cli.listing import annotated_yaml
 from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
 from envmgr.cli.summary import Ending, print_summary, summary_of
-from envmgr.cli.texts import error_text, failures_text, paragraph, print_table, raised_by_envs
+from envmgr.cli.texts import (
+    error_text,
+    failures_text,
+    paragraph,
+    print_table,
+    raised_by_envs,
+    stacks_in,
+)
 from envmgr.collect import Collector
 from envmgr.config_file import load_config, resolve_config
 from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout, FailuresExhaustedError, LaunchError
@@ -84,9 +91,42 @@ class TestErrorText:
         assert said.endswith("  the worker of env 0 died: killed by SIGSEGV\n    frame 0")
         assert "reset(" not in said
 
+    def test_of_a_launch_says_where_envs_hung_or_called_sys_exit(self) -> None:
+        stacks = (
+            'Current thread 0x1 (most recent call first):\n  File "/me/game.py", line 21 in reset'
+        )
+        trace = (
+            "Traceback (most recent call last):\n"
+            '  File "/me/game.py", line 25, in __init__\n    licence()\n'
+            f'  File "{os.path.dirname(os.__file__)}/argparse.py", line 9, in exit\n'
+            "SystemExit: no licence\n"
+        )
+        failures: dict[int, Any] = {
+            0: EnvTimeout(
+                f"env 0 hung in its reset\n\nWhere it was:\n{stacks}",
+                **about(0, limit_s=2, stacks=stacks),
+            ),
+            1: EnvCrash(
+                f"env 1 called sys.exit('no')\n\nTraceback in its worker:\n{trace.rstrip()}",
+                **about(1, remote_traceback=trace),
+            ),
+        }
+        causes = "\n".join(f"- {f}" for f in failures.values())
+        error = LaunchError(f"2 of 3 could not:\n{causes}", failures)
+        assert error_text(error).splitlines()[1:] == [
+            "  - env 0 hung in its reset, at game.py:21 in reset",
+            "  - env 1 called sys.exit('no'), at game.py:25 in __init__",
+        ]
+        assert paragraph(failures[0]) == "env 0 hung in its reset, at game.py:21 in reset"
+        assert stacks_in(error) == [stacks, trace.rstrip()]
+
     def test_of_long_lines(self) -> None:
         crash = EnvCrash("it died", env_id=0, during="step", stderr_tail="x" * 3500)
         assert max(map(len, error_text(crash).splitlines())) < 130
+
+
+def about(env_id: int, **more: Any) -> dict[str, Any]:
+    return {"env_id": env_id, "during": "reset", **more}
 
 
 def crashed(env_id: int, n_frames: int) -> EnvCrash:
