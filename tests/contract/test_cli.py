@@ -277,7 +277,7 @@ class TestFailures:
         assert result.code == 1
         error, cause, kept = result.err.strip().splitlines()
         assert error.startswith("envmgr: error: 3 of 3 envs could not be launched")
-        assert cause.startswith("  - envs 0, 1, 2 (generation 0) raised ValueError in its constr")
+        assert cause.startswith("  - envs 0, 1, 2 (generation 0) raised ValueError in their con")
         assert ": no licence for this simulator" in cause
         assert kept == "envmgr: the run failed; nothing had been collected; see out"
         assert "Traceback" in summary_in(tmp_path / "out")["stats"]["latest_failures"][0]
