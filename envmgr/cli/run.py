@@ -20,10 +20,16 @@ from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, manager_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.report import write_report
-from envmgr.cli.resume import Earlier, ResumedFolder, command_with_modules, refuse_no_run
+from envmgr.cli.resume import (
+    Earlier,
+    ResumedFolder,
+    command_with_modules,
+    refuse_no_run,
+    resuming_command,
+)
 from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
-from envmgr.cli.texts import raised_by_envs, stacks_in
+from envmgr.cli.texts import episodes_text, raised_by_envs, stacks_in
 from envmgr.cli.usage import UsageMeter
 from envmgr.collect import Collector
 from envmgr.config import to_plain
@@ -125,7 +131,7 @@ class _Run(Attempt):
         earlier = self._earlier
         if earlier is not None:
             found = earlier.statistics
-            what = f"{counted(found.n_ended, 'episode')} and {counted(found.steps, 'timestep')}"
+            what = f"{episodes_text(found)} and {counted(found.steps, 'timestep')}"
             print(f"envmgr run: resuming {self._run_options.resume}: {what} are there", flush=True)
         print(f"envmgr run: launching {self.title}", flush=True)
 
@@ -150,6 +156,8 @@ class _Run(Attempt):
             self.loggers.begin(self.folder.path, to_plain(values), goes_on=self.folder.resumed > 0)
         on_episode = None if self.folder is None else self.folder.add
         earlier = self._earlier
+        if earlier is not None:
+            progress.failures_before = self.loggers.failures_before = earlier.failures.count
         collector = Collector(
             manager,
             policy,
@@ -244,6 +252,9 @@ class _Run(Attempt):
             click.echo(f"envmgr: {self._advice} (`envmgr tune` measures it)")
         if self._ending is Ending.INTERRUPTED:
             click.echo(f"envmgr: {self._error}; {self._kept(where)}", err=True)
+            if where is not None and math.isinf(self._resolved.values.manager.episode_num):
+                command = resuming_command(Path(where), self._run_options.allowed)
+                click.echo(f"envmgr: to go on: {command}", err=True)
         elif self._ending is Ending.FAILED:
             click.echo(f"envmgr: error: {self._error}", err=True)
             click.echo(f"envmgr: the run failed; {self._kept(where)}", err=True)
@@ -280,8 +291,7 @@ class _Run(Attempt):
             statistics = self._collector.statistics
         if statistics is None or not statistics.steps:
             return "nothing had been collected" + (f"; see {where}" if where else "")
-        n_episodes = statistics.episodes + statistics.abnormal_episodes
-        what = f"{counted(n_episodes, 'episode')} and {counted(statistics.steps, 'timestep')}"
+        what = f"{episodes_text(statistics)} and {counted(statistics.steps, 'timestep')}"
         if where is None:
             return f"{what} had been collected, and nothing was written"
         return f"{what} had been collected and are kept in {where}"

@@ -17,11 +17,13 @@ from envmgr.errors import (
     FailuresExhaustedError,
     LaunchError,
 )
-from envmgr.texts import counted, env_ids_text
+from envmgr.texts import counted, env_ids_text, how_often
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from envmgr.collect import CollectStatistics
 
 _UNBOUNDED = 10_000
 """Columns where nothing is a terminal: lines are as long as they need to be."""
@@ -170,12 +172,26 @@ def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence
 
 
 def failures_text(stats: Mapping[str, Any]) -> str:
-    """Return `3 failures: EnvCrash x3 (envs 1, 4, 5)` from the stats of a manager."""
+    """Return `3 failures: EnvCrash x3 (envs 1, 4, 5)` from the stats of a manager.
+
+    The env that failed most often is named, if others have failed less often.
+    """
     total = stats.get("failures", 0)
     if not total:
         return "0"
     kinds = ", ".join(f"{kind} x{n}" for kind, n in sorted(stats["failures_by_kind"].items()))
-    return f"{counted(total, 'failure')}: {kinds} ({env_ids_text(stats['failures_by_env'])})"
+    by_env = stats["failures_by_env"]
+    where = env_ids_text(by_env)
+    if len(set(by_env.values())) > 1:
+        most = max(sorted(by_env), key=by_env.__getitem__)
+        where += f"; most often env {most}, {how_often(by_env[most])}"
+    return f"{counted(total, 'failure')}: {kinds} ({where})"
+
+
+def episodes_text(statistics: CollectStatistics) -> str:
+    """Return `5 episodes` of those that count, and `5 episodes, 2 abnormal ones` if some failed."""
+    text, n_abnormal = counted(statistics.episodes, "episode"), statistics.abnormal_episodes
+    return f"{text}, {counted(n_abnormal, 'abnormal one')}" if n_abnormal else text
 
 
 def states_text(states: Mapping[str, int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -248,7 +249,7 @@ class TestFailures:
         lines = [line for line in result.err.splitlines() if line.startswith("warning: ")]
         assert len(lines) == len(abnormal) == summary_in(tmp_path / "out")["abnormal_episodes"]
         assert "raised RuntimeError in its step: lost the connection" in lines[0]
-        assert f"{len(abnormal)} failures: EnvRaised x{len(abnormal)} (envs 0, 1, 2)" in result.out
+        assert f"{len(abnormal)} failures: EnvRaised x{len(abnormal)} (envs 0, 1, 2" in result.out
 
     def test_that_are_too_many_end_it(self, envmgr: Run, tmp_path: Path) -> None:
         every = ("--set", "env.kwargs.every=1", "--set", "manager.max_failures=2")
@@ -262,6 +263,8 @@ class TestFailures:
         assert "--set manager.on_exhausted=drop" in limit
         assert "reset(" not in limit  # nobody can call that here
         assert first.startswith("  env 0 (generation 0) raised RuntimeError in its step: lost")
+        kinds = f"{summary['episodes']} episodes, {summary['abnormal_episodes']} abnormal ones"
+        assert f"{kinds} and " in kept
         assert kept.endswith("timesteps had been collected and are kept in out")
 
     def test_that_leave_no_env_end_it(self, envmgr: Run, tmp_path: Path) -> None:
@@ -365,6 +368,18 @@ class TestResume:
         rows = (tmp_path / "o/metrics.csv").read_text().splitlines()
         assert sum(row.startswith("steps,") for row in rows) == 1
         assert len(rows) == 3
+
+    def test_counts_failures_on(self, envmgr: Run, tmp_path: Path) -> None:
+        loggers = ("--set", "collect.loggers=[csv]")
+        envmgr("run", "c.yaml", *FAULTY, *loggers, "--episodes", 20, "--output", "o")
+        cut_off(tmp_path / "o", 10)
+        result = envmgr("run", "--resume", "o")
+        n_abnormal = sum(e["abnormal"] for e in episodes_in(tmp_path / "o")[:10])
+        said = f"{10 - n_abnormal} episodes, {n_abnormal} abnormal ones and "
+        assert f"envmgr run: resuming o: {said}" in result.out
+        names, *_, row = csv.reader((tmp_path / "o/metrics.csv").read_text().splitlines())
+        n_failures = int(dict(zip(names, row, strict=True))["failures"])
+        assert n_failures == summary_in(tmp_path / "o")["stats"]["failures"] > n_abnormal
 
     def test_of_what_only_lacks_its_summary_writes_that(self, envmgr: Run, tmp_path: Path) -> None:
         assert envmgr("run", "c.yaml", "--episodes", 5, "--output", "o").code == 0

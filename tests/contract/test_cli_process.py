@@ -317,7 +317,9 @@ class TestSignals:
         name = "Ctrl-C" if number == signal.SIGINT else number.name
         n_episodes = f"{summary['episodes']:,} episodes"
         assert f"interrupted by {name}; {n_episodes} and {summary['steps']:,} timesteps" in err
-        assert err.strip().endswith("are kept in out")
+        *_, kept, command = err.strip().splitlines()
+        assert kept.endswith("are kept in out")
+        assert command == "envmgr: to go on: envmgr run --resume out"
 
     def test_end_chaos_with_its_accounts(self, start: Start, gate: Gate, tmp_path: Path) -> None:
         options = ("--rate", "10", "--kinds", "kill", "--json", "figures.json")

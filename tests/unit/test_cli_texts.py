@@ -151,6 +151,8 @@ class TestFigures:
         assert failures_text({**stats, "failures_by_env": by_env}) == (
             "3 failures: EnvCrash x3 (envs 1, 4, 5)"
         )
+        uneven = failures_text({**stats, "failures_by_env": {5: 1, 1: 2, 4: 2}})
+        assert uneven.endswith("(envs 1, 4, 5; most often env 1, twice)")
         one = {"failures": 1, "failures_by_kind": {"EnvTimeout": 1}, "failures_by_env": {7: 1}}
         assert failures_text(one) == "1 failure: EnvTimeout x1 (env 7)"
         assert failures_text({"failures": 0}) == failures_text({}) == "0"
@@ -168,9 +170,15 @@ class TestFigures:
         )
         shown = io.StringIO()
         print_summary(Console(file=shown, width=200), summary, title="a run", where=None)
-        assert "(envs 9, 10)" in shown.getvalue()
+        assert "(envs 9, 10; most often env 9, twice)" in shown.getvalue()
+        assert "last part" not in shown.getvalue()
         assert "2 resets took 1 s: 25% of the envs' own time" in shown.getvalue()
         assert "1,234 (a spare took an env's place)" in shown.getvalue()
+        shown.truncate(0)
+        resumed = {**summary, "resumed": [{"at": "noon"}]}
+        print_summary(Console(file=shown, width=200), resumed, title="a run", where=None)
+        assert "25% of the envs' own time (of the last part)" in shown.getvalue()
+        assert "(a spare took an env's place) (of the last part)" in shown.getvalue()
         written = json.loads(json.dumps(summary, allow_nan=False))
         assert written["stats"]["failures_by_env"] == {"10": 1, "9": 2}
 
@@ -291,6 +299,18 @@ class TestProgress:
         lines = capsys.readouterr().out.splitlines()
         assert [line.split(" s ")[0].strip() for line in lines] == ["5.0", "10.0"]
         assert "30 steps  6 steps/s  12 episodes  mean return 4.25  RUN 2  0 failures" in lines[0]
+
+    def test_of_a_run_that_was_resumed_counts_failures_on(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = [100.0]
+        monkeypatch.setattr("envmgr.cli.progress.monotonic", lambda: now[0])
+        progress = PlainProgress(Goal(50, "steps"))
+        progress.failures_before = 7
+        progress.start(self.collector())
+        now[0] = 105.0
+        progress.tick()
+        assert "7 failures" in capsys.readouterr().out
 
     @pytest.mark.parametrize("width", [30, 40, 80, 200])
     @pytest.mark.parametrize("total", [None, 100])
