@@ -134,6 +134,14 @@ class _Run(Attempt):
             what = f"{episodes_text(found)} and {counted(found.steps, 'timestep')}"
             print(f"envmgr run: resuming {self._run_options.resume}: {what} are there", flush=True)
         print(f"envmgr run: launching {self.title}", flush=True)
+        kind = self._resolved.values.manager.type
+        if kind == "base" and self._resolved.origins["manager.type"].source is Source.DEFAULT:
+            print(
+                "envmgr run: no manager.type in the config, so base: envs run in this process, and "
+                "one that crashes or hangs in C code takes the run with it. `type: subprocess` "
+                "gives each env a worker.",
+                flush=True,
+            )
 
     def _about(self) -> dict[str, Any]:
         about, earlier = super()._about(), self._earlier

@@ -162,6 +162,11 @@ class TestRun:
         assert re.search(r"workers +\d \(auto: ", result.out)
         assert "workers" not in envmgr("run", "c.yaml", "--no-output").out
 
+    def test_says_what_it_means_that_no_kind_was_given(self, envmgr: Run, tmp_path: Path) -> None:
+        assert "no manager.type" not in envmgr("run", "c.yaml", "--no-output").out
+        (tmp_path / "c.yaml").write_text(CONFIG.replace("type: base, ", ""))
+        assert "no manager.type in the config, so base" in envmgr("run", "c.yaml").out
+
     def test_its_config_runs_the_same_again(self, envmgr: Run, tmp_path: Path) -> None:
         envmgr("run", "c.yaml", "--seed", 5, "--episodes", 4, "--output", "one")
         text = (tmp_path / "one/config.yaml").read_text()
