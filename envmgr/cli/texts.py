@@ -88,7 +88,7 @@ _CRASH_LINES, _CRASH_LINE = 6, 120
 """So much of the stacks of a crash is shown: lines, and characters of each."""
 
 
-_FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+),? in (?P<name>.+)')
+_FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+)(?P<comma>,?) in (?P<name>.+)')
 _OF_PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -102,10 +102,12 @@ def place_text(failure: EnvFailure) -> str:
     if isinstance(failure, EnvCrash):
         stacks = failure.stderr_tail
     _, _, current = stacks.partition("Current thread ")
-    lines = (current or stacks).partition("\n\n")[0].splitlines()
+    thread = (current or stacks).partition("\n\n")[0]
     if isinstance(failure, EnvCrash) and failure.remote_traceback:
-        lines = failure.remote_traceback.splitlines()[::-1]  # the innermost call comes last there
-    frames = [found for line in lines if (found := _FRAME.fullmatch(line))]
+        thread = failure.remote_traceback  # its causes first
+    frames = [found for line in thread.splitlines() if (found := _FRAME.fullmatch(line))]
+    if frames and frames[0]["comma"]:  # a traceback, with the innermost call last
+        frames.reverse()
     own = (one for one in frames if not _is_of_python(one["path"]))
     place = next(own, frames[0] if frames else None)
     if place is None:

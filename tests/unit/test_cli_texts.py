@@ -255,11 +255,18 @@ class TestLogLines:
         hung = EnvTimeout("env 5 hung\n\nx", env_id=5, during="step", limit_s=2, stacks=stacks)
         died = EnvCrash("env 6 died", env_id=6, during="step", stderr_tail=f"Fatal\n\n{stacks}")
         unknown = EnvTimeout("env 7 hung", env_id=7, during="step", limit_s=2, stacks="no stacks")
-        found = self.logged(*((logging.WARNING, one) for one in (hung, died, unknown)))
+        awaits = (
+            '  File "/me/game.py", line 4, in step\n    await self.ask()\n'
+            '  File "/me/game.py", line 8, in ask\n    await asyncio.sleep(9)\n'
+            f'  File "{os.path.dirname(os.__file__)}/asyncio/tasks.py", line 649, in sleep\n'
+        )
+        waits = EnvTimeout("env 8 hung", env_id=8, during="step", limit_s=2, stacks=awaits)
+        found = self.logged(*((logging.WARNING, one) for one in (hung, died, unknown, waits)))
         assert found == [
             "warning: env 5 hung, at crashy.py:35 in lost_in_a_loop",
             "warning: env 6 died, at crashy.py:35 in lost_in_a_loop",
             "warning: env 7 hung",
+            "warning: env 8 hung, at game.py:8 in ask",
         ]
 
     def test_are_whole_if_wanted(self) -> None:
