@@ -280,7 +280,10 @@ class EnvCrash(EnvFailure):
     Attributes:
         exit_status: exit code, or minus the signal's number; None if nobody could tell.
         stderr_tail: the last lines that it wrote to `sys.stderr`, and what faulthandler reported of
-            a fatal signal; empty if there is nothing, or where it cannot be kept (not on Linux).
+            a fatal signal, without envmgr's own calls around those of the env; empty if there is
+            nothing, or where it cannot be kept (not on Linux).
+        remote_traceback: the formatted traceback from the worker, where the env has called
+            `sys.exit`; else empty.
     """
 
     def __init__(
@@ -292,10 +295,12 @@ class EnvCrash(EnvFailure):
         generation: int = 0,
         exit_status: int | None = None,
         stderr_tail: str = "",
+        remote_traceback: str = "",
     ) -> None:
         super().__init__(message, env_id=env_id, during=during, generation=generation)
         self.exit_status = exit_status
         self.stderr_tail = stderr_tail
+        self.remote_traceback = remote_traceback
 
 
 class OutOfMemoryError(EnvManagerError, MemoryError):

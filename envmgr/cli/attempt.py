@@ -49,6 +49,9 @@ class Attempt(ABC):
     shows_failures = True
     """Whether failures of envs are worth a line each."""
 
+    goal_options = "--steps N or --episodes N"
+    """Which options of the command say when it ends."""
+
     def __init__(
         self,
         options: RunOptions,
@@ -58,7 +61,7 @@ class Attempt(ABC):
     ) -> None:
         self._run_options = options
         self._resolved = resolved
-        self._goal = goal_of(resolved)
+        self._goal = goal_of(resolved, self.goal_options)
         self._manager = manager
         self._interruption = interruption
         self._collector: Collector | None = None

@@ -130,6 +130,7 @@ class _ChaosRun(Attempt):
     """
 
     shows_failures = False
+    goal_options = "--steps N"
 
     def __init__(
         self,

@@ -213,9 +213,9 @@ def run(process: dict[str, bool], /, no_output: bool, **options: Any) -> int:
     with Interruption(last=process["exits"]) as interruption:  # before the imports that take time
         from envmgr.cli.prepare import RunOptions
         from envmgr.cli.run import execute
-        from envmgr.observing.signals import dumping_on_signal
+        from envmgr.observing.signals import dumping_on_signal, showing_crashes
 
-        with dumping_on_signal():
+        with dumping_on_signal(), showing_crashes():
             return execute(RunOptions(write=not no_output, **options), interruption)
 
 

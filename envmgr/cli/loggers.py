@@ -139,6 +139,9 @@ class Loggers:
         names: of `KINDS`.
         writes: whether the run has a folder.
 
+    Attributes:
+        failures_before: of a run that was resumed, which are counted on from there.
+
     Raises:
         MissingDependencyError: one is not installed.
         ConfigError: there is nowhere to write.
@@ -155,6 +158,7 @@ class Loggers:
                 for variable, value in KINDS[name].environment.items():
                     os.environ.setdefault(variable, value)
                 imported(module, f"collect.loggers names {name}, which needs {module}")
+        self.failures_before = 0
         self._loggers = [KINDS[name]() for name in names]
         self._open: list[Logger] = []
         self._due_s = 0.0
@@ -207,7 +211,7 @@ class Loggers:
             "elapsed_s": found.elapsed_s,
             "steps_per_s": (found.steps - steps) / passed_s if passed_s > 0.0 else None,
             "episodes": found.episodes,
-            "failures": stats["failures"],
+            "failures": self.failures_before + stats["failures"],
             "return_mean_of_last_100": about["return"]["mean_of_last_100"],
             "length_mean": about["length"]["mean"],
             **_latencies(stats.get("latency", {})),

@@ -84,8 +84,12 @@ class RunOptions:
         return resolved
 
 
-def goal_of(resolved: ResolvedConfig) -> Goal:
+def goal_of(resolved: ResolvedConfig, options: str = "--steps N or --episodes N") -> Goal:
     """Return what a run is to collect.
+
+    Args:
+        resolved: the config.
+        options: which options of the command say it, for the error.
 
     Raises:
         ConfigError: nothing says when it ends.
@@ -97,7 +101,7 @@ def goal_of(resolved: ResolvedConfig) -> Goal:
         return Goal(collect.episodes, "episodes")
     if math.isinf(manager.episode_num):
         raise ConfigError(
-            "nothing says when the run ends. Give --steps N or --episodes N, or set collect.steps, "
+            f"nothing says when the run ends. Give {options}, or set collect.steps, "
             "collect.episodes or manager.episode_num in the config."
         )
     return Goal(manager.episode_num * (manager.env_num or 1), "episodes")

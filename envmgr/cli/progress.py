@@ -51,9 +51,13 @@ class Progress(ABC):
     Args:
         goal: what is to be collected.
         extra: figures besides those of the collection.
+
+    Attributes:
+        failures_before: of a run that was resumed, which are counted on from there.
     """
 
     def __init__(self, goal: Goal, extra: Extra | None = None) -> None:
+        self.failures_before = 0
         self._goal = goal
         self._extra = extra
         self._collector: Collector | None = None
@@ -101,6 +105,7 @@ class Progress(ABC):
 
     def _figures(self, collector: Collector, now: float) -> list[str]:
         statistics = collector.statistics
+        n_failures = self.failures_before + collector.manager.stats().get("failures", 0)
         states = Counter(state.name for state in collector.manager.env_states.values())
         return [
             counted(statistics.steps, "step"),
@@ -108,7 +113,7 @@ class Progress(ABC):
             counted(statistics.episodes, "episode"),
             f"mean return {number(statistics.recent_mean_return)}",
             states_text(states),
-            counted(collector.manager.stats().get("failures", 0), "failure"),
+            counted(n_failures, "failure"),
             *(self._extra() if self._extra is not None else ()),
         ]
 

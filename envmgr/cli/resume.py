@@ -480,18 +480,28 @@ def command_with_modules(
     allowed_imports = allowed.get("allow_imports", ())
     folder = Path(facts.config).parent
     modules = left_behind({name[0] for name in named}, folder, allowed_imports)
-    if not modules:
+    if not modules or folder == Path.cwd():
         return ""
-    words = [
-        f"PYTHONPATH={shlex.quote(str(folder))}",
-        "envmgr run --resume",
-        shlex.quote(str(path)),
-    ]
+    imports = [*allowed_imports, *(one for one in modules if one not in allowed_imports)]
+    command = _command(path, overrides, {**allowed, "allow_imports": imports})
+    return f"PYTHONPATH={shlex.quote(str(folder))} {command}"
+
+
+def resuming_command(path: Path, allowed: Mapping[str, Sequence[str]]) -> str:
+    """Return the command that goes on with a run from the working directory.
+
+    Args:
+        path: the folder of the run.
+        allowed: what it was told with the options of `allow_list`, by the names of its lists.
+    """
+    return command_with_modules(path, (), allowed) or _command(path, (), allowed)
+
+
+def _command(path: Path, overrides: Sequence[str], allowed: Mapping[str, Sequence[str]]) -> str:
     options = [(LISTS[name].option, entry) for name, given in allowed.items() for entry in given]
-    options += [("--allow-import", one) for one in modules if one not in allowed_imports]
     options += [("--set", one) for one in overrides]
-    words += [f"{option} {shlex.quote(value)}" for option, value in options]
-    return " ".join(words)
+    words = [f"{option} {shlex.quote(value)}" for option, value in options]
+    return " ".join(["envmgr run --resume", shlex.quote(str(path)), *words])
 
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(?=[.:]|$)")

@@ -20,10 +20,16 @@ from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, manager_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.report import write_report
-from envmgr.cli.resume import Earlier, ResumedFolder, command_with_modules, refuse_no_run
+from envmgr.cli.resume import (
+    Earlier,
+    ResumedFolder,
+    command_with_modules,
+    refuse_no_run,
+    resuming_command,
+)
 from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
-from envmgr.cli.texts import raised_by_envs
+from envmgr.cli.texts import episodes_text, raised_by_envs, stacks_in
 from envmgr.cli.usage import UsageMeter
 from envmgr.collect import Collector
 from envmgr.config import to_plain
@@ -32,6 +38,9 @@ from envmgr.config_file import ResolvedConfig, read_config_file, to_yaml
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.reporting.files import VIDEOS
 from envmgr.texts import counted
+
+_MOST_STACKS = 3
+"""So many are printed with what the run fails with: as many as causes of a launch that failed."""
 
 
 def execute(options: RunOptions, interruption: Interruption) -> int:
@@ -122,9 +131,17 @@ class _Run(Attempt):
         earlier = self._earlier
         if earlier is not None:
             found = earlier.statistics
-            what = f"{counted(found.n_ended, 'episode')} and {counted(found.steps, 'timestep')}"
+            what = f"{episodes_text(found)} and {counted(found.steps, 'timestep')}"
             print(f"envmgr run: resuming {self._run_options.resume}: {what} are there", flush=True)
         print(f"envmgr run: launching {self.title}", flush=True)
+        kind = self._resolved.values.manager.type
+        if kind == "base" and self._resolved.origins["manager.type"].source is Source.DEFAULT:
+            print(
+                "envmgr run: no manager.type in the config, so base: envs run in this process, and "
+                "one that crashes or hangs in C code takes the run with it. `type: subprocess` "
+                "gives each env a worker.",
+                flush=True,
+            )
 
     def _about(self) -> dict[str, Any]:
         about, earlier = super()._about(), self._earlier
@@ -147,6 +164,8 @@ class _Run(Attempt):
             self.loggers.begin(self.folder.path, to_plain(values), goes_on=self.folder.resumed > 0)
         on_episode = None if self.folder is None else self.folder.add
         earlier = self._earlier
+        if earlier is not None:
+            progress.failures_before = self.loggers.failures_before = earlier.failures.count
         collector = Collector(
             manager,
             policy,
@@ -209,11 +228,11 @@ class _Run(Attempt):
         if isinstance(error, OSError) and not isinstance(error, EnvManagerError):
             return f"the results cannot be written: {error}"
         text = super()._failure_text(error)
-        for raised in raised_by_envs(error)[:1]:
-            if self._run_options.traceback:
-                click.echo(raised.remote_traceback, err=True)
-            else:
-                text += " (--traceback shows where in the env's code.)"
+        if self._run_options.traceback:
+            for stacks in stacks_in(error)[:_MOST_STACKS]:
+                click.echo(stacks, err=True)
+        elif raised_by_envs(error):
+            text += " (--traceback shows where in the env's code.)"
         return text
 
     @property
@@ -241,6 +260,9 @@ class _Run(Attempt):
             click.echo(f"envmgr: {self._advice} (`envmgr tune` measures it)")
         if self._ending is Ending.INTERRUPTED:
             click.echo(f"envmgr: {self._error}; {self._kept(where)}", err=True)
+            if where is not None and math.isinf(self._resolved.values.manager.episode_num):
+                command = resuming_command(Path(where), self._run_options.allowed)
+                click.echo(f"envmgr: to go on: {command}", err=True)
         elif self._ending is Ending.FAILED:
             click.echo(f"envmgr: error: {self._error}", err=True)
             click.echo(f"envmgr: the run failed; {self._kept(where)}", err=True)
@@ -277,8 +299,7 @@ class _Run(Attempt):
             statistics = self._collector.statistics
         if statistics is None or not statistics.steps:
             return "nothing had been collected" + (f"; see {where}" if where else "")
-        n_episodes = statistics.episodes + statistics.abnormal_episodes
-        what = f"{counted(n_episodes, 'episode')} and {counted(statistics.steps, 'timestep')}"
+        what = f"{episodes_text(statistics)} and {counted(statistics.steps, 'timestep')}"
         if where is None:
             return f"{what} had been collected, and nothing was written"
         return f"{what} had been collected and are kept in {where}"

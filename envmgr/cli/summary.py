@@ -69,6 +69,7 @@ def print_summary(
 ) -> None:
     """Print a summary as a table."""
     returns, lengths, stats = summary["return"], summary["length"], summary["stats"]
+    part = " (of the last part)" if summary.get("resumed") else ""  # nobody knows of those before
     rows = [
         ("steps", f"{summary['steps']:,} in {summary['elapsed_s']:,.1f} s"),
         ("steps/s", number(summary["steps_per_s"], 0)),
@@ -79,7 +80,7 @@ def print_summary(
     if summary["episodes"] > 100:
         rows.insert(4, ("of the last 100", number(returns["mean_of_last_100"])))
     if time_of_resets := _resets_text(stats):
-        rows.append(("resets", time_of_resets))
+        rows.append(("resets", time_of_resets + part))
     if summary["unfinished_episodes"]:
         steps = counted(summary["unfinished_steps"], "step")
         rows.append(
@@ -93,9 +94,10 @@ def print_summary(
         rows.append(("workers", f"{stats['num_workers']} (auto: {stats['calibration']['reason']})"))
     rows.append(("failures", failures_text(stats)))
     if stats.get("swaps"):
-        rows.append(("swaps", f"{stats['swaps']:,} (a spare took an env's place)"))
+        rows.append(("swaps", f"{stats['swaps']:,} (a spare took an env's place){part}"))
     if stats.get("recycled"):
-        rows.append(("recycled", f"{counted(stats['recycled'], 'worker')} that reached a limit"))
+        recycled = counted(stats["recycled"], "worker")
+        rows.append(("recycled", f"{recycled} that reached a limit{part}"))
     if summary.get("resumed"):
         latest = summary["resumed"][-1]["at"]
         rows.append(("resumed", f"{how_often(len(summary['resumed']))}, the last time at {latest}"))

@@ -17,31 +17,39 @@ from envmgr.errors import (
     FailuresExhaustedError,
     LaunchError,
 )
-from envmgr.texts import counted, env_ids_text
+from envmgr.texts import counted, env_ids_text, how_often
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from envmgr.collect import CollectStatistics
 
 _UNBOUNDED = 10_000
 """Columns where nothing is a terminal: lines are as long as they need to be."""
 
 
 def paragraph(error: BaseException) -> str:
-    """Return what an error says as one paragraph: of the stacks of envs, where one hung."""
-    text = " ".join(_without_stacks(error).split()) or type(error).__name__
-    place = place_text(error) if isinstance(error, EnvTimeout) else ""
-    return f"{text}, {place}" if place else text
+    """Return what an error says as one paragraph: of the stacks of envs, the innermost call."""
+    return " ".join(_without_stacks(error).split()) or type(error).__name__
+
+
+_STACKS = {
+    "remote_traceback": "Traceback in its worker:",
+    "stderr_tail": "The end of its stderr:",
+    "stacks": "Where it was:",
+}
+"""Attributes of failures that have stacks, and what stands before them in the messages."""
 
 
 def _without_stacks(error: BaseException) -> str:
+    """Return what an error says, with places in place of stacks."""
     text = str(error)
     for failure in _failures_in(error):
-        for name in ("remote_traceback", "stderr_tail", "stacks"):
+        place = place_text(failure)
+        for name, title in _STACKS.items():
             if stack := getattr(failure, name, "").rstrip():
-                text = text.replace(stack, "")
-    for title in ("Traceback in its worker:", "The end of its stderr:", "Where it was:"):
-        text = text.replace(title, "")
+                text = text.replace(f"\n\n{title}\n{stack}", f", {place}" if place else "")
     return text
 
 
@@ -80,12 +88,12 @@ _CRASH_LINES, _CRASH_LINE = 6, 120
 """So much of the stacks of a crash is shown: lines, and characters of each."""
 
 
-_FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+) in (?P<name>.+)')
+_FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+)(?P<comma>,?) in (?P<name>.+)')
 _OF_PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def place_text(failure: EnvFailure) -> str:
-    """Return `at game.py:15 in simulate` for an env that hung, or whose process died of a signal.
+    """Return `at game.py:15 in simulate` for an env that hung, or that ended its process.
 
     That is the innermost call of the thread that ran the env, where there is one outside of
     Python's own library; empty if nothing is known.
@@ -95,7 +103,11 @@ def place_text(failure: EnvFailure) -> str:
         stacks = failure.stderr_tail
     _, _, current = stacks.partition("Current thread ")
     thread = (current or stacks).partition("\n\n")[0]
+    if isinstance(failure, EnvCrash) and failure.remote_traceback:
+        thread = failure.remote_traceback  # its causes first
     frames = [found for line in thread.splitlines() if (found := _FRAME.fullmatch(line))]
+    if frames and frames[0]["comma"]:  # a traceback, with the innermost call last
+        frames.reverse()
     own = (one for one in frames if not _is_of_python(one["path"]))
     place = next(own, frames[0] if frames else None)
     if place is None:
@@ -118,6 +130,12 @@ def _failures_in(error: BaseException) -> list[EnvFailure]:
 def raised_by_envs(error: BaseException) -> list[EnvRaised]:
     """Return the failures in an error that have a traceback of the env's own code."""
     return [f for f in _failures_in(error) if isinstance(f, EnvRaised) and f.remote_traceback]
+
+
+def stacks_in(error: BaseException) -> list[str]:
+    """Return the whole stacks and tracebacks of the failures in an error, each once."""
+    found = (getattr(f, name, "").rstrip() for f in _failures_in(error) for name in _STACKS)
+    return [*dict.fromkeys(filter(None, found))]
 
 
 def wide_console() -> Console:
@@ -156,12 +174,26 @@ def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence
 
 
 def failures_text(stats: Mapping[str, Any]) -> str:
-    """Return `3 failures: EnvCrash x3 (envs 1, 4, 5)` from the stats of a manager."""
+    """Return `3 failures: EnvCrash x3 (envs 1, 4, 5)` from the stats of a manager.
+
+    The env that failed most often is named, if others have failed less often.
+    """
     total = stats.get("failures", 0)
     if not total:
         return "0"
     kinds = ", ".join(f"{kind} x{n}" for kind, n in sorted(stats["failures_by_kind"].items()))
-    return f"{counted(total, 'failure')}: {kinds} ({env_ids_text(stats['failures_by_env'])})"
+    by_env = stats["failures_by_env"]
+    where = env_ids_text(by_env)
+    if len(set(by_env.values())) > 1:
+        most = max(sorted(by_env), key=by_env.__getitem__)
+        where += f"; most often env {most}, {how_often(by_env[most])}"
+    return f"{counted(total, 'failure')}: {kinds} ({where})"
+
+
+def episodes_text(statistics: CollectStatistics) -> str:
+    """Return `5 episodes` of those that count, and `5 episodes, 2 abnormal ones` if some failed."""
+    text, n_abnormal = counted(statistics.episodes, "episode"), statistics.abnormal_episodes
+    return f"{text}, {counted(n_abnormal, 'abnormal one')}" if n_abnormal else text
 
 
 def states_text(states: Mapping[str, int]) -> str:

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.shared_caps import SharedUnits
+from envmgr.texts import seconds_text
 from envmgr.transport.base import Transport
 from envmgr.transport.process.threads import thread_name
 from envmgr.transport.ready import Waker
@@ -634,7 +636,7 @@ class Engine:
                 self._sleeps(False)
                 return False
             if now >= warn_at:
-                self.warn_of_wait(doing)
+                self.warn_of_wait(doing, now - began)
                 warn_at = now + WARN_EVERY_S
             until = min(deadline, warn_at, self.supervisor.earliest_deadline, now + look_every_s)
             if pivot is not None and now < narrow_until:
@@ -770,23 +772,28 @@ class Engine:
         if self.supervisor.apply_ordinary():
             self.uninterrupted(self.supervisor.apply_rest)
 
-    def warn_of_wait(self, doing: str) -> None:
+    def warn_of_wait(self, doing: str, waited_s: float) -> None:
         """Say in the log that a call has been waiting for long, and for what."""
+        waited = seconds_text(waited_s)
+        # Shells have what they start with `&` in a script ignore Ctrl-C.
+        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        end = f"{f'`kill {os.getpid()}`' if is_ignored else 'Ctrl-C'} or close() ends it."
         if self.units is not None and self.units.lacks:
-            text = "%s has been waiting for %g s more, for %s. Ctrl-C or close() ends it."
-            logger.warning(text, doing, WARN_EVERY_S, self.units.lacks)
+            text = "%s has been waiting for %s, for %s. %s"
+            logger.warning(text, doing, waited, self.units.lacks, end)
             return
         watch, pids = self.watch, self.transport.pids
         board = None if watch is None else watch.board
         # Only of worker processes, and where there are boards to be found, a dump shows stacks.
         ask = f" `envmgr dump {os.getpid()}` shows the line." if pids and board is not None else ""
         logger.warning(
-            "%s has been waiting for %g s more: %s.%s Without step_timeout and reset_timeout this "
-            "can last for ever; Ctrl-C or close() ends it.",
+            "%s has been waiting for %s: %s.%s Without step_timeout and reset_timeout this "
+            "can last for ever; %s",
             doing,
-            WARN_EVERY_S,
+            waited,
             awaited_text(self.supervisor.hosts, board, self._clock()),
             ask,
+            end,
         )
 
     # -- the background ---------------------------------------------------------------------

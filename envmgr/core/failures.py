@@ -363,7 +363,13 @@ def reported(env: ManagedEnv, remote: RemoteFailure) -> EnvFailure:
         if remote.type_name != SystemExit.__name__:
             did = f"raised {remote.type_name}"
         text = f"{where} {did} in its {during}{_traceback_of(remote)}"
-        return EnvCrash(text, env_id=env_id, during=during, generation=generation)
+        return EnvCrash(
+            text,
+            env_id=env_id,
+            during=during,
+            generation=generation,
+            remote_traceback=remote.traceback_text,
+        )
     if remote.kind in (FailureKind.PROTOCOL, FailureKind.NON_FINITE):
         text = f"{where} broke the protocol in its {during}: {remote.message}"
         return EnvProtocolError(text, env_id=env_id, during=during, generation=generation)

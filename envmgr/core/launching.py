@@ -260,5 +260,14 @@ def _by_cause(failures: Mapping[int, EnvFailure]) -> dict[tuple[int, ...], str]:
         cause = re.sub(rf"\benv {env_id}\b", "\0", str(failure), count=1)  # its own name
         ids_of.setdefault((type(failure), cause), []).append(env_id)
     return {
-        tuple(ids): cause.replace("\0", env_ids_text(ids)) for (_, cause), ids in ids_of.items()
+        tuple(ids): (cause if len(ids) == 1 else _in_plural(cause)).replace("\0", env_ids_text(ids))
+        for (_, cause), ids in ids_of.items()
     }
+
+
+def _in_plural(cause: str) -> str:
+    """Return what a failure of one env says, as of several; stacks below it stay as they are."""
+    said, blank, rest = cause.partition("\n\n")
+    if " was lost during " not in said:  # that of another env, which they shared with it
+        said = said.replace("the worker of \0", "the workers of \0", 1)
+    return said.replace(" in its ", " in their ", 1) + blank + rest

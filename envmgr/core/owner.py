@@ -200,7 +200,8 @@ class Owner:
     ) -> bool:
         """Wait in a call for batches; the arguments are those of `Engine.wait_until`."""
         engine, clock = self._engine, self._engine.now
-        warn_at = clock() + WARN_EVERY_S
+        began = clock()
+        warn_at = began + WARN_EVERY_S
         while not engine.closing:
             if finished():
                 return True
@@ -208,7 +209,7 @@ class Owner:
             if now >= deadline:
                 return False
             if now >= warn_at:
-                engine.warn_of_wait(doing)
+                engine.warn_of_wait(doing, now - began)
                 warn_at = now + WARN_EVERY_S
             beside = _Beside(finished, names_envs=doing != "step")
             self._beside = beside  # first: `abandon` looks for it last

@@ -1,9 +1,10 @@
-"""A dump when a signal comes."""
+"""A dump when a signal comes, and stacks when a fatal one does."""
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -79,6 +80,24 @@ def dumping_on_signal() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(*before)
+
+
+@contextmanager
+def showing_crashes() -> Iterator[None]:
+    """Have a fatal signal in this process write its stacks to stderr, as long as this is open.
+
+    Envs that run in it are in them. Where that was asked for before, nothing changes.
+    """
+    is_ours = False
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(Exception):  # a stderr without an fd
+            faulthandler.enable()
+            is_ours = True
+    try:
+        yield
+    finally:
+        if is_ours:
+            faulthandler.disable()
 
 
 def _install(signal_number: int | None, file: str | None) -> tuple[int, Any]:

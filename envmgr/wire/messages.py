@@ -236,6 +236,8 @@ class RemoteFailure:
     ) -> RemoteFailure:
         """Describe an exception, whatever its class does when printed or pickled."""
         message = text_of(error)
+        if isinstance(error, SystemExit) and type(error.code) is str:
+            message = repr(error.code)  # `sys.exit('no licence')`
         try:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         except Exception:  # the same, inside the formatter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -35,6 +36,8 @@ class FaultyEnv(gymnasium.Env):
     def __init__(self, every=2, fault=None):
         if fault == "build":
             raise ValueError("no licence\\nfor this simulator")
+        if fault == "exit":
+            raise SystemExit("no licence")
         self.every, self.episode = every, 0
 
     def reset(self, *, seed=None, options=None):
@@ -159,6 +162,11 @@ class TestRun:
         assert re.search(r"workers +\d \(auto: ", result.out)
         assert "workers" not in envmgr("run", "c.yaml", "--no-output").out
 
+    def test_says_what_it_means_that_no_kind_was_given(self, envmgr: Run, tmp_path: Path) -> None:
+        assert "no manager.type" not in envmgr("run", "c.yaml", "--no-output").out
+        (tmp_path / "c.yaml").write_text(CONFIG.replace("type: base, ", ""))
+        assert "no manager.type in the config, so base" in envmgr("run", "c.yaml").out
+
     def test_its_config_runs_the_same_again(self, envmgr: Run, tmp_path: Path) -> None:
         envmgr("run", "c.yaml", "--seed", 5, "--episodes", 4, "--output", "one")
         text = (tmp_path / "one/config.yaml").read_text()
@@ -246,7 +254,7 @@ class TestFailures:
         lines = [line for line in result.err.splitlines() if line.startswith("warning: ")]
         assert len(lines) == len(abnormal) == summary_in(tmp_path / "out")["abnormal_episodes"]
         assert "raised RuntimeError in its step: lost the connection" in lines[0]
-        assert f"{len(abnormal)} failures: EnvRaised x{len(abnormal)} (envs 0, 1, 2)" in result.out
+        assert f"{len(abnormal)} failures: EnvRaised x{len(abnormal)} (envs 0, 1, 2" in result.out
 
     def test_that_are_too_many_end_it(self, envmgr: Run, tmp_path: Path) -> None:
         every = ("--set", "env.kwargs.every=1", "--set", "manager.max_failures=2")
@@ -260,6 +268,8 @@ class TestFailures:
         assert "--set manager.on_exhausted=drop" in limit
         assert "reset(" not in limit  # nobody can call that here
         assert first.startswith("  env 0 (generation 0) raised RuntimeError in its step: lost")
+        kinds = f"{summary['episodes']} episodes, {summary['abnormal_episodes']} abnormal ones"
+        assert f"{kinds} and " in kept
         assert kept.endswith("timesteps had been collected and are kept in out")
 
     def test_that_leave_no_env_end_it(self, envmgr: Run, tmp_path: Path) -> None:
@@ -275,7 +285,7 @@ class TestFailures:
         assert result.code == 1
         error, cause, kept = result.err.strip().splitlines()
         assert error.startswith("envmgr: error: 3 of 3 envs could not be launched")
-        assert cause.startswith("  - envs 0, 1, 2 (generation 0) raised ValueError in its constr")
+        assert cause.startswith("  - envs 0, 1, 2 (generation 0) raised ValueError in their con")
         assert ": no licence for this simulator" in cause
         assert kept == "envmgr: the run failed; nothing had been collected; see out"
         assert "Traceback" in summary_in(tmp_path / "out")["stats"]["latest_failures"][0]
@@ -295,6 +305,15 @@ class TestFailures:
         fault = ("--set", "env.kwargs.fault=build", "--no-output", "--traceback")
         result = envmgr("run", "c.yaml", *FAULTY, *fault)
         assert "raise ValueError" in result.err
+
+    def test_of_a_launch_that_an_env_ends_say_where(self, envmgr: Run) -> None:
+        fault = ("--set", "env.kwargs.fault=exit", "--no-output")
+        _, cause, _ = envmgr("run", "c.yaml", *FAULTY, *fault).err.splitlines()
+        assert "called sys.exit('no licence') in their construction, at cli_users_module.p" in cause
+        assert cause.endswith(" in __init__")
+        whole = envmgr("run", "c.yaml", *FAULTY, *fault, "--traceback").err
+        assert whole.count('raise SystemExit("no licence")') == 1
+        assert cause in whole.splitlines()
 
     @pytest.mark.parametrize(
         ("policy", "part"),
@@ -354,6 +373,18 @@ class TestResume:
         rows = (tmp_path / "o/metrics.csv").read_text().splitlines()
         assert sum(row.startswith("steps,") for row in rows) == 1
         assert len(rows) == 3
+
+    def test_counts_failures_on(self, envmgr: Run, tmp_path: Path) -> None:
+        loggers = ("--set", "collect.loggers=[csv]")
+        envmgr("run", "c.yaml", *FAULTY, *loggers, "--episodes", 20, "--output", "o")
+        cut_off(tmp_path / "o", 10)
+        result = envmgr("run", "--resume", "o")
+        n_abnormal = sum(e["abnormal"] for e in episodes_in(tmp_path / "o")[:10])
+        said = f"{10 - n_abnormal} episodes, {n_abnormal} abnormal ones and "
+        assert f"envmgr run: resuming o: {said}" in result.out
+        names, *_, row = csv.reader((tmp_path / "o/metrics.csv").read_text().splitlines())
+        n_failures = int(dict(zip(names, row, strict=True))["failures"])
+        assert n_failures == summary_in(tmp_path / "o")["stats"]["failures"] > n_abnormal
 
     def test_of_what_only_lacks_its_summary_writes_that(self, envmgr: Run, tmp_path: Path) -> None:
         assert envmgr("run", "c.yaml", "--episodes", 5, "--output", "o").code == 0

@@ -90,7 +90,7 @@ def test_what_the_ledger_finds_decides_about_the_exit_code(
         (("--kinds", "kill,tickle"), "no injuries of kind 'tickle'"),
         (("--kinds", ""), "no injuries of kind (none given)"),
         (("--json", "/no/such/folder/x.json"), "cannot be written"),
-        (("--set", "collect.steps=null"), "nothing says when the run ends"),
+        (("--set", "collect.steps=null"), "nothing says when the run ends. Give --steps N, or set"),
     ],
 )
 def test_bad_input_starts_nothing(

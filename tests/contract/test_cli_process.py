@@ -317,7 +317,9 @@ class TestSignals:
         name = "Ctrl-C" if number == signal.SIGINT else number.name
         n_episodes = f"{summary['episodes']:,} episodes"
         assert f"interrupted by {name}; {n_episodes} and {summary['steps']:,} timesteps" in err
-        assert err.strip().endswith("are kept in out")
+        *_, kept, command = err.strip().splitlines()
+        assert kept.endswith("are kept in out")
+        assert command == "envmgr: to go on: envmgr run --resume out"
 
     def test_end_chaos_with_its_accounts(self, start: Start, gate: Gate, tmp_path: Path) -> None:
         options = ("--rate", "10", "--kinds", "kill", "--json", "figures.json")
@@ -520,6 +522,25 @@ class TestTerminals:
         assert cli.process.wait(PATIENCE_S) == 0
         assert shown.count("killed by SIGKILL") == 1
         assert cli.check_accounts()["stats"]["failures"] == 1
+
+
+def test_a_crash_of_an_env_in_this_process_shows_where(tmp_path: Path) -> None:
+    (tmp_path / "crashing.py").write_text(
+        "import faulthandler\n"
+        "import gymnasium\n"
+        "class Env(gymnasium.Env):\n"
+        "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        faulthandler._sigsegv()\n"
+    )
+    (tmp_path / "c.yaml").write_text("env: {entry: 'crashing:Env'}\nmanager: {env_num: 1}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "envmgr", "run", "c.yaml", "--steps", "5"],
+        **{"cwd": tmp_path, "capture_output": True, "text": True, "timeout": PATIENCE_S},
+    )
+    assert done.returncode == -signal.SIGSEGV
+    assert "no manager.type in the config, so base" in done.stdout
+    assert f'File "{tmp_path / "crashing.py"}", line 6 in reset' in done.stderr
 
 
 def test_help_is_quick_as_it_imports_nothing_heavy() -> None:

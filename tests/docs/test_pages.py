@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from envmgr import ENV_MANAGER_REGISTRY, errors, testing
+from envmgr.cli import commands
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, WorkerEnv
 from envmgr.config.kind_sections import (
     EnvPool,
@@ -264,3 +265,9 @@ def test_a_site_with_a_mistake_is_refused(tmp_path: Path) -> None:
     found = CHECKED.problems(tmp_path)
     assert len(found) == 4
     assert all(any(word in line for line in found) for word in ("#y", "c.html", "c.js", "a.css"))
+
+
+def test_the_page_of_the_command_line_lists_every_command() -> None:
+    page = (ROOT / "docs/guide/command-line.md").read_text(encoding="utf-8")
+    rows = "".join(line for line in page.splitlines() if line.startswith("| `envmgr"))
+    assert commands.envmgr.commands.keys() <= set(re.findall(r"`envmgr (\w+)", rows))

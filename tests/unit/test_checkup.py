@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 import envmgr
 from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout
-from envmgr.testing.checkup import Finding, Level, leaks, probes, verdict_of, verdicts
+from envmgr.testing.checkup import Finding, Level, laboratory, leaks, probes, verdict_of, verdicts
 from envmgr.testing.checkup.interrupting import Interrupted
 from envmgr.testing.checkup.laboratory import Laboratory, ProbeResult, own_frames
 from envmgr.testing.checkup.probes import Description, Endured, Trajectory
@@ -223,6 +224,24 @@ def test_trajectories_are_compared_with_the_first() -> None:
     assert "its process died: killed by SIGSEGV" in found[0].text
 
 
+def _traceback_through(path: str) -> str:
+    """Return one of an env that opens something, in a probe that opens the env."""
+    return (
+        "Traceback of it:\n"
+        f'  File "{laboratory.__file__}", line 1, in probe\n'
+        "    with env_of(factory) as env:\n"
+        f'  File "{path}", line 137, in __enter__\n'
+        "    return next(self.gen)\n"
+        f'  File "{laboratory.__file__}", line 2, in env_of\n'
+        "    env = factory()\n"
+        '  File "/home/me/sim.py", line 3, in __init__\n'
+        "    with opened():\n"
+        f'  File "{path}", line 137, in __enter__\n'
+        "    return next(self.gen)\n"
+        "ValueError: no\n"
+    )
+
+
 def test_failures_say_where_in_the_code_of_the_env_they_happened() -> None:
     stack = (
         "Current thread 0x1 (most recent call first):\n"
@@ -235,6 +254,14 @@ def test_failures_say_where_in_the_code_of_the_env_they_happened() -> None:
     assert "/home/me/sim.py" in finding.text
     assert "steps.py" not in finding.text
     assert own_frames("words\n") == "words"
+    assert own_frames(_traceback_through(contextlib.__file__)) == (
+        "Traceback of it:\n"
+        '  File "/home/me/sim.py", line 3, in __init__\n'
+        "    with opened():\n"
+        f'  File "{contextlib.__file__}", line 137, in __enter__\n'
+        "    return next(self.gen)\n"
+        "ValueError: no"
+    )
     raised = EnvRaised("x", env_id=0, during="call", type_name="ValueError", remote_message="no\n1")
     assert ProbeResult(failure=raised).text == "it raised ValueError: no 1"
     assert not ProbeResult(failure=raised).is_broken

@@ -12,7 +12,7 @@ import pytest
 
 from envmgr.cli.output import LOCK, RunLock
 from envmgr.cli.prepare import RunOptions
-from envmgr.cli.resume import UNKNOWN, ResumedFolder, RunFacts, read_earlier
+from envmgr.cli.resume import UNKNOWN, ResumedFolder, RunFacts, read_earlier, resuming_command
 from envmgr.cli.run import execute
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.reporting.files import Sample
@@ -249,3 +249,13 @@ class TestModulesBesideTheFirstConfig:
         assert "PYTHONPATH" not in self.refusal(run, allowed=allowed)
         (run / "config.yaml").write_text("env: {idd: CartPole-v1}\n")
         assert "PYTHONPATH" not in self.refusal(run)
+
+    def test_the_command_that_goes_on_names_them_where_they_are_needed(
+        self, run: Path, first: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        allowed = {"allow_env": ["A"]}
+        command = f"envmgr run --resume {run} --allow-env A"
+        whole = f"PYTHONPATH='{first}' {command} --allow-import left_behind"
+        assert resuming_command(run, allowed) == whole
+        monkeypatch.chdir(first)
+        assert resuming_command(run, allowed) == command, "they are beside it"

@@ -14,7 +14,14 @@ from rich.console import Console
 from envmgr.cli.listing import annotated_yaml
 from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
 from envmgr.cli.summary import Ending, print_summary, summary_of
-from envmgr.cli.texts import error_text, failures_text, paragraph, print_table, raised_by_envs
+from envmgr.cli.texts import (
+    error_text,
+    failures_text,
+    paragraph,
+    print_table,
+    raised_by_envs,
+    stacks_in,
+)
 from envmgr.collect import Collector
 from envmgr.config_file import load_config, resolve_config
 from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout, FailuresExhaustedError, LaunchError
@@ -84,9 +91,42 @@ class TestErrorText:
         assert said.endswith("  the worker of env 0 died: killed by SIGSEGV\n    frame 0")
         assert "reset(" not in said
 
+    def test_of_a_launch_says_where_envs_hung_or_called_sys_exit(self) -> None:
+        stacks = (
+            'Current thread 0x1 (most recent call first):\n  File "/me/game.py", line 21 in reset'
+        )
+        trace = (
+            "Traceback (most recent call last):\n"
+            '  File "/me/game.py", line 25, in __init__\n    licence()\n'
+            f'  File "{os.path.dirname(os.__file__)}/argparse.py", line 9, in exit\n'
+            "SystemExit: no licence\n"
+        )
+        failures: dict[int, Any] = {
+            0: EnvTimeout(
+                f"env 0 hung in its reset\n\nWhere it was:\n{stacks}",
+                **about(0, limit_s=2, stacks=stacks),
+            ),
+            1: EnvCrash(
+                f"env 1 called sys.exit('no')\n\nTraceback in its worker:\n{trace.rstrip()}",
+                **about(1, remote_traceback=trace),
+            ),
+        }
+        causes = "\n".join(f"- {f}" for f in failures.values())
+        error = LaunchError(f"2 of 3 could not:\n{causes}", failures)
+        assert error_text(error).splitlines()[1:] == [
+            "  - env 0 hung in its reset, at game.py:21 in reset",
+            "  - env 1 called sys.exit('no'), at game.py:25 in __init__",
+        ]
+        assert paragraph(failures[0]) == "env 0 hung in its reset, at game.py:21 in reset"
+        assert stacks_in(error) == [stacks, trace.rstrip()]
+
     def test_of_long_lines(self) -> None:
         crash = EnvCrash("it died", env_id=0, during="step", stderr_tail="x" * 3500)
         assert max(map(len, error_text(crash).splitlines())) < 130
+
+
+def about(env_id: int, **more: Any) -> dict[str, Any]:
+    return {"env_id": env_id, "during": "reset", **more}
 
 
 def crashed(env_id: int, n_frames: int) -> EnvCrash:
@@ -111,6 +151,8 @@ class TestFigures:
         assert failures_text({**stats, "failures_by_env": by_env}) == (
             "3 failures: EnvCrash x3 (envs 1, 4, 5)"
         )
+        uneven = failures_text({**stats, "failures_by_env": {5: 1, 1: 2, 4: 2}})
+        assert uneven.endswith("(envs 1, 4, 5; most often env 1, twice)")
         one = {"failures": 1, "failures_by_kind": {"EnvTimeout": 1}, "failures_by_env": {7: 1}}
         assert failures_text(one) == "1 failure: EnvTimeout x1 (env 7)"
         assert failures_text({"failures": 0}) == failures_text({}) == "0"
@@ -128,9 +170,15 @@ class TestFigures:
         )
         shown = io.StringIO()
         print_summary(Console(file=shown, width=200), summary, title="a run", where=None)
-        assert "(envs 9, 10)" in shown.getvalue()
+        assert "(envs 9, 10; most often env 9, twice)" in shown.getvalue()
+        assert "last part" not in shown.getvalue()
         assert "2 resets took 1 s: 25% of the envs' own time" in shown.getvalue()
         assert "1,234 (a spare took an env's place)" in shown.getvalue()
+        shown.truncate(0)
+        resumed = {**summary, "resumed": [{"at": "noon"}]}
+        print_summary(Console(file=shown, width=200), resumed, title="a run", where=None)
+        assert "25% of the envs' own time (of the last part)" in shown.getvalue()
+        assert "(a spare took an env's place) (of the last part)" in shown.getvalue()
         written = json.loads(json.dumps(summary, allow_nan=False))
         assert written["stats"]["failures_by_env"] == {"10": 1, "9": 2}
 
@@ -207,11 +255,18 @@ class TestLogLines:
         hung = EnvTimeout("env 5 hung\n\nx", env_id=5, during="step", limit_s=2, stacks=stacks)
         died = EnvCrash("env 6 died", env_id=6, during="step", stderr_tail=f"Fatal\n\n{stacks}")
         unknown = EnvTimeout("env 7 hung", env_id=7, during="step", limit_s=2, stacks="no stacks")
-        found = self.logged(*((logging.WARNING, one) for one in (hung, died, unknown)))
+        awaits = (
+            '  File "/me/game.py", line 4, in step\n    await self.ask()\n'
+            '  File "/me/game.py", line 8, in ask\n    await asyncio.sleep(9)\n'
+            f'  File "{os.path.dirname(os.__file__)}/asyncio/tasks.py", line 649, in sleep\n'
+        )
+        waits = EnvTimeout("env 8 hung", env_id=8, during="step", limit_s=2, stacks=awaits)
+        found = self.logged(*((logging.WARNING, one) for one in (hung, died, unknown, waits)))
         assert found == [
             "warning: env 5 hung, at crashy.py:35 in lost_in_a_loop",
             "warning: env 6 died, at crashy.py:35 in lost_in_a_loop",
             "warning: env 7 hung",
+            "warning: env 8 hung, at game.py:8 in ask",
         ]
 
     def test_are_whole_if_wanted(self) -> None:
@@ -222,7 +277,7 @@ class TestLogLines:
         assert self.logged((logging.ERROR, FailuresExhaustedError("spent", raised(1)))) == []
         lines = Lines()
         handler = LogLines(lines)
-        for about in (raised(1), "launch has been waiting for 30 s more"):
+        for about in (raised(1), "launch has been waiting for 30 s"):
             handler.handle(logging.makeLogRecord({"levelno": 30, "msg": "%s", "args": (about,)}))
         assert len(lines.lines) == 1
 
@@ -251,6 +306,18 @@ class TestProgress:
         lines = capsys.readouterr().out.splitlines()
         assert [line.split(" s ")[0].strip() for line in lines] == ["5.0", "10.0"]
         assert "30 steps  6 steps/s  12 episodes  mean return 4.25  RUN 2  0 failures" in lines[0]
+
+    def test_of_a_run_that_was_resumed_counts_failures_on(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = [100.0]
+        monkeypatch.setattr("envmgr.cli.progress.monotonic", lambda: now[0])
+        progress = PlainProgress(Goal(50, "steps"))
+        progress.failures_before = 7
+        progress.start(self.collector())
+        now[0] = 105.0
+        progress.tick()
+        assert "7 failures" in capsys.readouterr().out
 
     @pytest.mark.parametrize("width", [30, 40, 80, 200])
     @pytest.mark.parametrize("total", [None, 100])

@@ -51,6 +51,6 @@ def test_the_warning_of_a_long_wait_says_who_hangs_and_who_has_answered(
     watch.end()
     (text,) = [r.getMessage() for r in caplog.records if "has been waiting" in r.getMessage()]
     assert text.startswith(
-        "step has been waiting for 30 s more: env 0 has been in step for 30 s; "
+        "step has been waiting for 30 s: env 0 has been in step for 30 s; "
         f"{env_ids_text(queued)} wait for their turn; {env_ids_text(answered)} have answered."
     ), text

@@ -6,6 +6,8 @@ import gc
 import itertools
 import logging
 import math
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -250,11 +252,25 @@ def test_a_long_wait_warns_every_thirty_seconds_and_names_the_envs(
     found = warnings_of(caplog)
     assert len(found) == 3
     assert found[0].startswith(
-        "step has been waiting for 30 s more: env 3 has been in reset; envs 0, 2 have been in step."
+        "step has been waiting for 30 s: env 3 has been in reset; envs 0, 2 have been in step."
     )
     assert "envmgr dump" not in found[0], "there is no board that it could show"
     assert "Ctrl-C or close() ends it" in found[0]
+    assert [text.partition(": ")[0].rpartition(" for ")[2] for text in found] == [
+        *("30 s", "60 s", "90 s"),
+    ]
     assert {r.levelno for r in caplog.records} == {logging.WARNING}
+
+
+def test_a_long_wait_names_kill_where_ctrl_c_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig().launch()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        rig.engine.wait_for(never, 31.0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    (text,) = warnings_of(caplog)
+    assert text.endswith(f"`kill {os.getpid()}` or close() ends it.")
 
 
 def test_a_wait_for_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -169,6 +169,18 @@ def test_what_all_envs_fail_with_is_said_once(caplog: pytest.LogCaptureFixture) 
     assert not [record for record in caplog.records if "no licence" in record.getMessage()]
 
 
+def test_several_envs_are_spoken_of_in_the_plural() -> None:
+    faults: dict[Any, Any] = {(i, Op.HELLO): ("lost in its maze", ALWAYS) for i in (0, 1)}
+    faults |= {(i, Op.HELLO): (HostDied(-11), ALWAYS) for i in (2, 3)}
+    faults[4, Op.HELLO] = ("boom", ALWAYS)
+    text = str(launch_error(Rig(5, answer=Faulty(faults))))
+    assert (
+        "- envs 0, 1 (generation 0) raised RuntimeError in their construction: lost in its" in text
+    )
+    assert "- the workers of envs 2, 3 (generation 0) died during construction" in text
+    assert "- env 4 (generation 0) raised RuntimeError in its construction" in text
+
+
 def test_a_failure_waits_a_little_for_the_others() -> None:
     faults = {(0, Op.HELLO): ("at once", ALWAYS), (1, Op.RESET): ("later", ALWAYS)}
     rig = Rig(3, answer=Faulty(faults))

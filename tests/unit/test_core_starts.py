@@ -481,7 +481,7 @@ def test_a_launch_waits_for_units_looks_four_times_a_second_and_says_so(
     assert ours.is_held
     first, again = caplog.messages
     assert first.startswith("the launch waits for 2 of the 3 of browser: held are 2 by process")
-    assert "waiting for 30 s more, for 2 of the 3 of browser" in again
+    assert "waiting for 30 s, for 2 of the 3 of browser" in again
     rig.engine.close(0.0)
     assert not ours.is_held
 

@@ -155,6 +155,14 @@ def test_stacks_are_shown_without_what_is_around_the_env() -> None:
     assert of_envs("") == ""
 
 
+def test_reports_of_fatal_signals_have_the_frames_of_envs_only(
+    words: LastWords, reports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(words, 0, monkeypatch)
+    os.write(reports[0], f"Fatal Python error: Aborted\n\n{STACKS}".encode())
+    assert words.take(0) == f"Fatal Python error: Aborted\n\n{OF_ENVS}"
+
+
 def test_a_stack_of_nothing_else_is_shown_whole() -> None:
     ours = "\n".join(STACKS.splitlines()[9:10] + STACKS.splitlines()[12:])
     assert of_envs(ours) == ours.strip()

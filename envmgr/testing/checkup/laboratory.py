@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,12 +65,18 @@ class ProbeResult(NamedTuple):
 
 
 def own_frames(text: str) -> str:
-    """Return the lines of a stack or traceback without the frames that are envmgr's."""
+    """Return the lines of a stack or traceback without the frames that are envmgr's.
+
+    Nor are those of `contextlib` shown that are next to them: they are between two of envmgr's.
+    """
     kept, skips = [], False
     for line in text.splitlines():
         is_frame = line.lstrip().startswith('File "')
         if is_frame:
-            skips = line.partition('"')[2].startswith((_PACKAGE, "<"))
+            path = line.partition('"')[2]
+            skips = path.startswith((_PACKAGE, "<")) or (
+                skips and path.startswith(contextlib.__file__)
+            )
         elif not line.startswith("    "):
             skips = False
         if not skips and not line.startswith(_OF_FAULTHANDLER):

@@ -8,6 +8,7 @@ import os
 import signal
 
 from envmgr.transport.base import HostDied
+from envmgr.transport.process.stacks import of_envs
 from envmgr.worker.crash_report import (
     REPORT_BYTES,
     RUNNING,
@@ -53,7 +54,7 @@ class LastWords:
         lines = stderr.splitlines()
         if len(lines) > 1 and len(stderr.encode()) >= STDERR_BYTES:
             del lines[0]  # its beginning is lost
-        report = self._take(section, REPORT_BYTES).splitlines()
+        report = of_envs(self._take(section, REPORT_BYTES)).splitlines()
         os.pwrite(self.fd, bytes(RUNNING.size), section + RUNNING_AT)
         return "\n".join([*lines[-_MOST_LINES:], *report[:_MOST_LINES]]).rstrip()
 
