@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,13 @@ class ConfiguredEnv:
     """Builds one env from a config; can be pickled if the env's registration can.
 
     Attributes:
-        source: a gymnasium registration, or `package.module:callable`.
+        source: a gymnasium registration, `package.module:callable`, or a callable.
         kwargs: arguments of `gymnasium.make` or of the callable; every env gets its own copy.
         wrappers: the innermost first.
         module: imported before: the one that registers the env, in ids like `module:Env-v0`.
     """
 
-    source: EnvSpec | str
+    source: EnvSpec | str | Callable[..., Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: tuple[ConfiguredWrapper, ...] = ()
     module: str | None = None
@@ -67,10 +67,12 @@ class ConfiguredEnv:
         """Return a new env."""
         if self.module is not None:
             importlib.import_module(self.module)
-        if isinstance(self.source, str):
-            env = import_object(self.source, key="env.entry")(**to_plain(self.kwargs))
+        source, kwargs = self.source, to_plain(self.kwargs)
+        if isinstance(source, EnvSpec):
+            env = gymnasium.make(source, **kwargs)
         else:
-            env = gymnasium.make(self.source, **to_plain(self.kwargs))
+            build = import_object(source, key="env.entry") if isinstance(source, str) else source
+            env = build(**kwargs)
         for wrapper in self.wrappers:
             env = wrapper(env)
         return env
@@ -120,8 +122,35 @@ def env_factories(
             "the config does not say which env to build; give env.id (a gymnasium id such as "
             "CartPole-v1) or env.entry (package.module:callable)"
         )
+    return [_configured(source, config, module)] * count
+
+
+def with_arguments(
+    build: Callable[..., Any],
+    kwargs: Mapping[str, Any] | None,
+    wrappers: Sequence[Any],
+) -> EnvFactory:
+    """Return what builds the env of `build` with arguments and in wrappers; itself without any.
+
+    Args:
+        build: a class or a function that builds an env.
+        kwargs: as in the section `env`; so are `wrappers`.
+        wrappers: the innermost first.
+
+    Raises:
+        ConfigError: they are malformed, or a wrapper does not exist.
+    """
+    # With any id, so that what is said of them is not that no env is named.
+    config = EnvConfig.from_mapping({"id": "any", "kwargs": kwargs, "wrappers": wrappers})
+    check_imports(config, None)
+    return _configured(build, config) if config.kwargs or config.wrappers else build
+
+
+def _configured(
+    source: EnvSpec | str | Callable[..., Any], config: EnvConfig, module: str | None = None
+) -> ConfiguredEnv:
     wrappers = tuple(ConfiguredWrapper(w["path"], to_plain(w["kwargs"])) for w in config.wrappers)
-    return [ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)] * count
+    return ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)
 
 
 def check_imports(config: EnvConfig, policy: FilePolicy | None) -> None:

@@ -152,8 +152,7 @@ class Plain(gymnasium.Env[Any, Any]):
 
 def test_arguments_of_the_env_are_not_keys_and_it_is_said_where_they_go_before_all_keys() -> None:
     for env, given, says in (
-        (Plain, {"p_raise": 0.1}, "go into its function: make(lambda: Plain(p_raise=...))."),
-        (lambda: Plain(), {"p_raise": 0.1}, "make(lambda: MyEnv(p_raise=...))."),
+        (Plain, {"p_raise": 0.1}, "go into env_kwargs={'p_raise': ...}."),
         ("CartPole-v1", {"p_raise": 0.1}, "go into env_kwargs={'p_raise': ...}."),
         ("CartPole-v1", {"kwargs": {"p_raise": 0.1}}, "go into env_kwargs={'p_raise': ...}."),
     ):
