@@ -61,7 +61,7 @@ def test_one_env_is_the_default() -> None:
         ({"env": "x.yaml"}, r"x.yaml.*cfg = load_config.*env_factories"),
         ({"env": Path("x.yml")}, "env_factories"),
         ({"env": {"manager": {}}}, "create_env_manager.cfg.manager, env_fn=env_factories"),
-        ({"env": 3}, "a gymnasium id, `package.module:callable`, a function .*, or a list"),
+        ({"env": 3}, "a gymnasium id, .*, a function .*, or a list .*. Correct the value.$"),
         ({"env": "CartPole-v1", "num_envs": 4}, "'num_envs' in manager: did you mean env_num?"),
         ({"env": "CartPole-v1", "n_envs": 4}, "'n_envs' in manager: did you mean env_num?"),
         ({"env": "CartPole-v1", "render_mode": "human"}, "env_kwargs of `make`"),
