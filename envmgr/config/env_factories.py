@@ -7,9 +7,12 @@ registration, so that a worker needs no registry of its own, and repeats no warn
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from envmgr.config.checks import check_value, integer, show_value
+from envmgr.config.checks import check_value, integer, nearest, show_value
 from envmgr.config.file_rules import admit
 from envmgr.config.imports import FilePolicy, import_modules, import_object
 from envmgr.config.installed import check_installed
@@ -28,6 +31,33 @@ from envmgr.config.merge import to_plain
 from envmgr.config.sections import EnvConfig
 from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
+
+_UNKNOWN_ARGUMENT = re.compile(
+    r"unexpected keyword argument '(\w+)'(?!.*[Dd]id you mean)", re.DOTALL
+)
+"""What Python says of an argument; from 3.13 on it names the nearest itself."""
+
+
+@contextlib.contextmanager
+def _naming_what_was_meant(build: Any) -> Iterator[None]:
+    """Add to the error for an argument that `build` does not take the one that is like it."""
+    try:
+        yield
+    except TypeError as error:
+        unknown = _UNKNOWN_ARGUMENT.search(str(error))
+        alike = unknown and nearest(unknown[1], _arguments_of(build))
+        if alike:
+            error.args = (f"{error}: did you mean {alike!r}?",)
+        raise
+
+
+def _arguments_of(build: Any) -> list[str]:
+    """Return the names of the arguments that something takes; none if nobody can tell."""
+    with contextlib.suppress(Exception):
+        if isinstance(build, str):
+            build = registration.load_env_creator(build)
+        return list(inspect.signature(build).parameters)
+    return []
 
 
 @dataclass(frozen=True)
@@ -44,7 +74,9 @@ class ConfiguredWrapper:
 
     def __call__(self, env: Any) -> Any:
         """Return the env in this wrapper."""
-        return import_object(self.path, key="env.wrappers")(env, **to_plain(self.kwargs))
+        wrap = import_object(self.path, key="env.wrappers")
+        with _naming_what_was_meant(wrap):
+            return wrap(env, **to_plain(self.kwargs))
 
 
 @dataclass(frozen=True)
@@ -69,10 +101,12 @@ class ConfiguredEnv:
             importlib.import_module(self.module)
         source, kwargs = self.source, to_plain(self.kwargs)
         if isinstance(source, EnvSpec):
-            env = gymnasium.make(source, **kwargs)
+            with _naming_what_was_meant(source.entry_point):
+                env = gymnasium.make(source, **kwargs)
         else:
             build = import_object(source, key="env.entry") if isinstance(source, str) else source
-            env = build(**kwargs)
+            with _naming_what_was_meant(build):
+                env = build(**kwargs)
         for wrapper in self.wrappers:
             env = wrapper(env)
         return env
