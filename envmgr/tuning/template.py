@@ -76,7 +76,7 @@ def config_text(
 env:
   {env}
   {arguments}
-  # wrappers: []                # `module:Class` or `module.Class`, the innermost first
+  # wrappers: []                # `module:Class`, or a dot for the colon; the innermost first
 
 manager:
   type: subprocess              # `envmgr list` has the others; async_subprocess for uneven steps
