@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -359,6 +359,23 @@ def _gathering_some(
         )
     least = min(batch.batch_size for batch in batches if batch.batch_size)
     return replace(config, wait_num=least) if math.isinf(config.wait_num) else config
+
+
+def warn_of_wait(config: ManagerConfig, preset: Mapping[str, Any]) -> None:
+    """Warn of a `wait_num` that is given and above the number of envs, and so means all of them.
+
+    Args:
+        config: for a number of envs.
+        preset: the kind's own defaults: they may be above it.
+    """
+    wanted, env_num = config.wait_num, config.env_num or 0
+    if env_num < wanted < math.inf and wanted != preset.get("wait_num"):
+        logger.warning(
+            "manager.wait_num is %d, but there %s: every step waits for all that are under way. "
+            "Give less, or .inf if that is meant.",
+            wanted,
+            f"are only {env_num} envs" if env_num > 1 else "is only 1 env",
+        )
 
 
 def with_batches(

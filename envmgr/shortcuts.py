@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from typing_extensions import Unpack
 
-from envmgr.config import EnvConfig
 from envmgr.config.checks import Check, Refused, as_items, check_value, show_value, text
-from envmgr.config.env_factories import checked_env_num, env_factories, key_of
+from envmgr.config.env_factories import checked_env_num, env_factories, key_of, with_arguments
 from envmgr.config.schema import with_hint
+from envmgr.env.batch_specs import BatchedEnvSpec
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.launch import GIVE_A_FUNCTION, is_env
 from envmgr.managers import BaseEnvManager, EnvManagerV2
 from envmgr.registry import GIVE_SECTIONS, create_env_manager
+from envmgr.types import EnvFactory
 
 if TYPE_CHECKING:
     from envmgr.config.keywords import ManagerKeys
@@ -66,8 +67,8 @@ def make(
             of such functions, one for each env.
         env_num: how many; None: one, or as many as there are functions.
         type: registry key of the kind of manager.
-        env_kwargs: arguments of the env.
-        wrappers: as in the section `env` of a config, the innermost first.
+        env_kwargs: arguments of each env: of `gymnasium.make` for an id, else of what builds it.
+        wrappers: of each env, as in the section `env` of a config, the innermost first.
         **cfg: keys of the manager's config, such as `seed=0` or `step_timeout=10`.
 
     Raises:
@@ -80,13 +81,10 @@ def make(
         env_num = len(listed) if listed else 1
     count = checked_env_num(env_num)
     if callable(env) or listed is not None:
-        # With any id, so that what is said of them is that they are wrong, or that they are there.
-        given = EnvConfig.from_mapping({"id": "any", "kwargs": env_kwargs, "wrappers": wrappers})
-        if given.kwargs or given.wrappers:
-            raise ConfigError(
-                "env_kwargs and wrappers go with an id, but env is a function: let it apply them"
-            )
-        env_fn = _factories([env] * count if listed is None else listed, count)
+        given = _factories([env] * count if listed is None else listed, count)
+        different = {id(build): build for build in given}
+        env_fns = {key: _with(build, env_kwargs, wrappers) for key, build in different.items()}
+        env_fn = [env_fns[id(build)] for build in given]
     else:
         path: str = check_value(_ENV, env, "env")
         section = {key_of(path): path, "kwargs": env_kwargs, "wrappers": wrappers}
@@ -100,7 +98,7 @@ def make(
         unknown = next(key for key in cfg if key not in known)
         if unknown in _MAPPINGS and isinstance(cfg[unknown], Mapping):
             unknown = next(iter(cfg[unknown]), "name")
-        raise with_hint(error, _where_arguments_go(env, unknown)) from None
+        raise with_hint(error, _where_arguments_go(unknown)) from None
     return manager
 
 
@@ -108,13 +106,26 @@ _MAPPINGS = ("kwargs", "env_args")
 """Names that others have for `env_kwargs`."""
 
 
-def _where_arguments_go(env: Any, unknown: str) -> str:
+def _where_arguments_go(unknown: str) -> str:
     """Return where an argument of the env belongs that was taken for a key of the config."""
-    if isinstance(env, str):
-        return f"Arguments of the env go into env_kwargs={{{unknown!r}: ...}}."
-    name = getattr(env, "__name__", "")
-    name = name if name.isidentifier() else "MyEnv"
-    return f"Arguments of the env go into its function: make(lambda: {name}({unknown}=...))."
+    return f"Arguments of the env go into env_kwargs={{{unknown!r}: ...}}."
+
+
+def _with(
+    build: Callable[..., Any], env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[Any]
+) -> EnvFactory:
+    """Return what builds an env with arguments and in wrappers; `build` itself without any.
+
+    Raises:
+        ConfigError: they are wrong, or it builds several envs at once.
+    """
+    factory = with_arguments(build, env_kwargs, wrappers)
+    if factory is not build and isinstance(build, BatchedEnvSpec):
+        raise ConfigError(
+            "env_kwargs and wrappers are of single envs, but env is a BatchedEnvSpec. Let its "
+            "`build` apply them: BatchedEnvSpec(lambda: MyEnvs(size=16), ...)"
+        )
+    return factory
 
 
 def _env_name(value: Any) -> str:

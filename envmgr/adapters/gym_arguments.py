@@ -19,7 +19,7 @@ from envmgr.spaces.reading import short_text
 try:
     from gymnasium.vector import AutoresetMode
 except ImportError as error:  # 1.0 resets in the next step only, and does not say so
-    raise missing("as_gymnasium", "gymnasium>=1.1", error) from error
+    raise missing("envmgr.adapters.gymnasium", "gymnasium>=1.1", error) from error
 
 __all__ = [
     "AutoresetMode",

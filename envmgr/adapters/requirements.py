@@ -9,7 +9,7 @@ def missing(adapter: str, requirement: str, error: BaseException | str) -> Missi
     """Return the error for an adapter whose trainer cannot be imported.
 
     Args:
-        adapter: the public name, such as "as_sb3".
+        adapter: the module that is imported, such as "envmgr.adapters.sb3".
         requirement: what pip is to install, such as "stable-baselines3>=2.3".
         error: why it cannot be imported.
     """

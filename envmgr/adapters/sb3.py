@@ -31,7 +31,7 @@ try:
 
     from envmgr.adapters.sb3_monitor import VecMonitor
 except ImportError as error:
-    raise missing("as_sb3", "stable-baselines3>=2.3", error) from error
+    raise missing("envmgr.adapters.sb3", "stable-baselines3>=2.3", error) from error
 
 __all__ = ["EnvmgrVecEnv", "ManagerVecEnv", "VecMonitor", "refuse_spaces"]
 

@@ -25,7 +25,7 @@ from envmgr.spaces.reading import error_text, short_text
 try:
     from tianshou.env import BaseVectorEnv
 except ImportError as error:
-    raise missing("as_tianshou", "tianshou>=2.0", error) from error
+    raise missing("envmgr.adapters.tianshou", "tianshou>=2.0", error) from error
 
 _Ids = int | Sequence[int] | npt.NDArray[np.int64] | None
 

@@ -31,7 +31,7 @@ try:
     )
     from torchrl.envs import EnvBase
 except ImportError as error:
-    raise missing("as_torchrl", "torchrl>=0.9", error) from error
+    raise missing("envmgr.adapters.torchrl", "torchrl>=0.9", error) from error
 
 _FLAGS = ("done", "terminated", "truncated", "abnormal")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from envmgr.cli.progress import doing
 from envmgr.cli.texts import paragraph
 from envmgr.config.checks import show_value
 from envmgr.config.env_factories import key_of
+from envmgr.config.imports import left_behind
 from envmgr.config.schema import as_mapping
 from envmgr.config.yaml_text import load_yaml
 from envmgr.config_file import resolve_config
@@ -71,7 +73,8 @@ def execute(
     with doing() as say:
         say(f"trying {env}")
         tried, failed = _tried(text_of(None), path, allow_import)
-    text = text_of(tried)
+    where = _where(env, path, allow_import)
+    text = text_of(tried._replace(where=where))
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -81,9 +84,22 @@ def execute(
         f"envmgr init: {path}: {counted(env_num, 'env')} launched, and stepped "
         f"{tried.n_steps} times. Next: envmgr check {path}"
     )
-    if failed:
-        click.echo(f"envmgr: warning: {failed}", err=True)
+    for warning in filter(None, (failed, where)):
+        click.echo(f"envmgr: warning: {warning}", err=True)
     return DONE
+
+
+def _where(env: str, path: Path, allow_import: Sequence[str]) -> str:
+    """Return where a config can be run whose env is in a module that lies here, not beside it."""
+    module, colon, _ = env.partition(":")
+    top, here = module.partition(".")[0], Path.cwd()
+    is_here = colon and left_behind([top], here, allow_import)
+    if not is_here or left_behind([top], path.parent, ()):
+        return ""
+    return (
+        f"The module {top!r} lies in {here}, not beside {path}: run envmgr there, or with "
+        f"PYTHONPATH={shlex.quote(str(here))} and --allow-import {top}."
+    )
 
 
 def _slug(env: str) -> str:

@@ -65,8 +65,14 @@ def nearest(name: object, known: Iterable[str]) -> str | None:
     return next(iter(nearest_few(name, known, 1)), None)
 
 
-def check_value(check: Check, value: object, path: str) -> Any:
+def check_value(check: Check, value: object, path: str, *, is_key: bool = False) -> Any:
     """Return `value` in its normal form.
+
+    Args:
+        check: what is allowed.
+        value: what was found.
+        path: of the key, or the name of the argument.
+        is_key: it is a key of a config, which has a default.
 
     Raises:
         ConfigError: the value is not allowed; the message names the key's path, the value found
@@ -76,9 +82,10 @@ def check_value(check: Check, value: object, path: str) -> Any:
         return check.convert(value)
     except Refused as refusal:
         detail = f" ({refusal})" if str(refusal) else ""
+        or_else = ", or leave the key out to get its default" if is_key else ""
         raise ConfigError(
             f"{path} is {show_value(value)} ({type(value).__name__}){detail}, but must be "
-            f"{check.allowed}. Correct the value, or leave the key out to get its default."
+            f"{check.allowed}. Correct the value{or_else}."
         ) from None
     except ConfigError:  # of a key below
         raise

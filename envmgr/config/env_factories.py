@@ -7,9 +7,12 @@ registration, so that a worker needs no registry of its own, and repeats no warn
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-from collections.abc import Mapping
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from envmgr.config.checks import check_value, integer, show_value
+from envmgr.config.checks import check_value, integer, nearest, show_value
 from envmgr.config.file_rules import admit
 from envmgr.config.imports import FilePolicy, import_modules, import_object
 from envmgr.config.installed import check_installed
@@ -28,6 +31,33 @@ from envmgr.config.merge import to_plain
 from envmgr.config.sections import EnvConfig
 from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
+
+_UNKNOWN_ARGUMENT = re.compile(
+    r"unexpected keyword argument '(\w+)'(?!.*[Dd]id you mean)", re.DOTALL
+)
+"""What Python says of an argument; from 3.13 on it names the nearest itself."""
+
+
+@contextlib.contextmanager
+def _naming_what_was_meant(build: Any) -> Iterator[None]:
+    """Add to the error for an argument that `build` does not take the one that is like it."""
+    try:
+        yield
+    except TypeError as error:
+        unknown = _UNKNOWN_ARGUMENT.search(str(error))
+        alike = unknown and nearest(unknown[1], _arguments_of(build))
+        if alike:
+            error.args = (f"{error}: did you mean {alike!r}?",)
+        raise
+
+
+def _arguments_of(build: Any) -> list[str]:
+    """Return the names of the arguments that something takes; none if nobody can tell."""
+    with contextlib.suppress(Exception):
+        if isinstance(build, str):
+            build = registration.load_env_creator(build)
+        return list(inspect.signature(build).parameters)
+    return []
 
 
 @dataclass(frozen=True)
@@ -44,7 +74,9 @@ class ConfiguredWrapper:
 
     def __call__(self, env: Any) -> Any:
         """Return the env in this wrapper."""
-        return import_object(self.path, key="env.wrappers")(env, **to_plain(self.kwargs))
+        wrap = import_object(self.path, key="env.wrappers")
+        with _naming_what_was_meant(wrap):
+            return wrap(env, **to_plain(self.kwargs))
 
 
 @dataclass(frozen=True)
@@ -52,13 +84,13 @@ class ConfiguredEnv:
     """Builds one env from a config; can be pickled if the env's registration can.
 
     Attributes:
-        source: a gymnasium registration, or `package.module:callable`.
+        source: a gymnasium registration, `package.module:callable`, or a callable.
         kwargs: arguments of `gymnasium.make` or of the callable; every env gets its own copy.
         wrappers: the innermost first.
         module: imported before: the one that registers the env, in ids like `module:Env-v0`.
     """
 
-    source: EnvSpec | str
+    source: EnvSpec | str | Callable[..., Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: tuple[ConfiguredWrapper, ...] = ()
     module: str | None = None
@@ -67,10 +99,14 @@ class ConfiguredEnv:
         """Return a new env."""
         if self.module is not None:
             importlib.import_module(self.module)
-        if isinstance(self.source, str):
-            env = import_object(self.source, key="env.entry")(**to_plain(self.kwargs))
+        source, kwargs = self.source, to_plain(self.kwargs)
+        if isinstance(source, EnvSpec):
+            with _naming_what_was_meant(source.entry_point):
+                env = gymnasium.make(source, **kwargs)
         else:
-            env = gymnasium.make(self.source, **to_plain(self.kwargs))
+            build = import_object(source, key="env.entry") if isinstance(source, str) else source
+            with _naming_what_was_meant(build):
+                env = build(**kwargs)
         for wrapper in self.wrappers:
             env = wrapper(env)
         return env
@@ -120,8 +156,35 @@ def env_factories(
             "the config does not say which env to build; give env.id (a gymnasium id such as "
             "CartPole-v1) or env.entry (package.module:callable)"
         )
+    return [_configured(source, config, module)] * count
+
+
+def with_arguments(
+    build: Callable[..., Any],
+    kwargs: Mapping[str, Any] | None,
+    wrappers: Sequence[Any],
+) -> EnvFactory:
+    """Return what builds the env of `build` with arguments and in wrappers; itself without any.
+
+    Args:
+        build: a class or a function that builds an env.
+        kwargs: as in the section `env`; so are `wrappers`.
+        wrappers: the innermost first.
+
+    Raises:
+        ConfigError: they are malformed, or a wrapper does not exist.
+    """
+    # With any id, so that what is said of them is not that no env is named.
+    config = EnvConfig.from_mapping({"id": "any", "kwargs": kwargs, "wrappers": wrappers})
+    check_imports(config, None)
+    return _configured(build, config) if config.kwargs or config.wrappers else build
+
+
+def _configured(
+    source: EnvSpec | str | Callable[..., Any], config: EnvConfig, module: str | None = None
+) -> ConfiguredEnv:
     wrappers = tuple(ConfiguredWrapper(w["path"], to_plain(w["kwargs"])) for w in config.wrappers)
-    return [ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)] * count
+    return ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)
 
 
 def check_imports(config: EnvConfig, policy: FilePolicy | None) -> None:

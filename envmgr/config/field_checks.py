@@ -149,25 +149,25 @@ def free_mapping() -> Check:
 
 
 def wrapper_list() -> Check:
-    """Wrappers by dotted path, kept as a tuple of `{"path": ..., "kwargs": {...}}`."""
+    """Wrappers by name, kept as a tuple of `{"path": ..., "kwargs": {...}}`."""
     arguments = free_mapping()
 
     def one(item: Any) -> dict[str, Any]:
         given = {"path": item} if isinstance(item, str) else item
         if not isinstance(given, Mapping) or not set(given) <= {"path", "entry", "kwargs"}:
-            raise Refused("neither a dotted path nor a mapping of `path` and `kwargs`")
+            raise Refused("neither a name nor a mapping of `path` and `kwargs`")
         if ("path" in given) == ("entry" in given):
             raise Refused("exactly one of `path` and its other name `entry` is needed")
         path = given.get("path", given.get("entry"))
         try:
             path = OBJECT_PATH.convert(path)
         except Refused:
-            raise Refused(f"{show_value(path)} is no dotted path") from None
+            raise Refused(f"{show_value(path)} is not {OBJECT_PATH.allowed}") from None
         return {"path": path, "kwargs": arguments.convert(given.get("kwargs"))}
 
     allowed = (
-        "a list of dotted paths (`package.module.Wrapper`) or of mappings with `path` and, if "
-        "wanted, `kwargs`"
+        "a list of names (`package.module:Wrapper` or `package.module.Wrapper`), or of mappings "
+        "with `path` and, if wanted, `kwargs`"
     )
     wrappers = or_null(list_of(Check("a wrapper", one), allowed=allowed), null_is=())
     return Check(allowed, wrappers.convert)

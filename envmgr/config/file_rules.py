@@ -283,7 +283,7 @@ def admit(
             admit(rule.schema, keys, all_keys, policy, env)
             continue
         key = f"{schema.PATH}.{field.name}"
-        value = check_value(field.metadata["check"], value, key)
+        value = check_value(field.metadata["check"], value, key, is_key=True)
         if value == field.default:  # as if the file did not say it
             continue
         if rule is None:

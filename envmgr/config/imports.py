@@ -192,17 +192,20 @@ class FilePolicy(Allowed):
             ConfigError: there is no module of that name; what is like it is named.
         """
         if find(top) is None and not any(_is_found_in(folder, top) for folder in self.folders):
+            places = [*(f"in {folder}" for folder in self.folders), "where Python looks"]
             raise ConfigError(
                 f"{key} is {name!r}, but there is no module {top!r}"
-                f"{_did_you_mean(top, map(str, self.folders))} Correct the name, or install it."
+                f"{_did_you_mean(top, map(str, self.folders))} Looked "
+                f"{' and '.join(places)}. Correct the name, install it, or run where it lies."
             )
 
     def _refusal(self, module: str, name: str, key: str) -> ConfigError:
         folders = " or ".join(str(folder) for folder in self.folders)
-        allowed = ", ".join(self.imports) or "nothing"
+        allowed = [*self.imports, *([f"modules found in {folders}"] if folders else [])]
+        but = f" (but {' and '.join(allowed)})" if allowed else ""
         return ConfigError(
             f"{key} is {name!r}, which belongs to module {module!r}; a config file may not import "
-            f"that (allowed: {allowed}{f', and modules found in {folders}' if folders else ''}). "
+            f"that{but}. "
             f"{ways_out('allow_imports', module.partition('.')[0])}"
         )
 
@@ -349,11 +352,11 @@ def _walk(
             found = getattr(found, attribute)
         except Exception as error:
             alike = nearest(attribute, dir(found))
-            hint = f"did you mean {alike!r}? " if alike else ""
+            hint = f": did you mean {alike!r}?" if alike else "."
             owner = getattr(found, "__name__", type(found).__name__)
             file = getattr(module, "__file__", None)
             raise ConfigError(
-                f"{key} is {name!r}, but {owner!r} has no {attribute!r}: {hint}Looked in "
+                f"{key} is {name!r}, but {owner!r} has no {attribute!r}{hint} Looked in "
                 f"{file or module.__name__}. Correct the name."
             ) from error
     return found

@@ -90,7 +90,7 @@ class ManagerConfig(Section):
     )
     env_num: int | None = option(
         None,
-        or_null(integer(1, MAX_ENV_NUM), "len(env_fn)"),
+        or_null(integer(1, MAX_ENV_NUM), "in code: as many as env_fn has"),
         "number of envs; null takes `len(env_fn)`; a mismatch raises",
         from_file=ANY,
     )

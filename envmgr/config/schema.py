@@ -88,7 +88,7 @@ class Section:
 
     def __post_init__(self) -> None:
         for name, check in checks_of(type(self)).items():
-            value = check_value(check, getattr(self, name), f"{self.PATH}.{name}")
+            value = check_value(check, getattr(self, name), f"{self.PATH}.{name}", is_key=True)
             object.__setattr__(self, name, value)
         self._check_together()
 

@@ -55,7 +55,7 @@ class EnvConfig(Section):
     wrappers: tuple[Mapping[str, Any], ...] = option(
         (),
         wrapper_list(),
-        "wrappers, the innermost first: a dotted path, or `{path, kwargs}`",
+        "wrappers, the innermost first: a name, or `{path, kwargs}`",
         from_file=WRAPPERS,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +42,23 @@ class _TextCodec(_OneOfCodec):
         super().__init__(space, strict)
         most = max(0, int(space.max_length)) * _MOST_BYTES_OF_A_CHARACTER
         self.text_bytes = min(most, MOST_TEXT_BYTES)
+
+    def doubt(self, value: Any) -> str | None:
+        reason = super().doubt(value)
+        if reason is None or not isinstance(value, str):
+            return reason
+        space: Any = self.space
+        most = space.max_length
+        if not space.min_length <= len(value) <= most:
+            return f"{reason}: its length is {len(value)}"
+        others = "".join(dict.fromkeys(c for c in value if c not in space.character_set))
+        if not others:
+            return reason
+        charset = "string.printable" if set(others) <= set(string.printable) else "..."
+        return (
+            f"{reason}: its charset lacks {short_text(others)}. Give the space one that has it: "
+            f"Text({most}, charset={charset})"
+        )
 
     def as_bytes(self, value: Any) -> bytes:
         return str(value).encode("utf-8", "replace")

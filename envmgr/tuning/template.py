@@ -31,6 +31,7 @@ class Tried(NamedTuple):
         render_modes: that it has.
         allow_import: modules that had to be allowed.
         loses_workers: whether it has ended its process, or had to be ended with it.
+        where: where the config can be run, if that is not everywhere: a sentence.
     """
 
     profile: Mapping[str, Any]
@@ -39,6 +40,7 @@ class Tried(NamedTuple):
     render_modes: tuple[str, ...] = ()
     allow_import: tuple[str, ...] = ()
     loses_workers: bool = False
+    where: str = ""
 
 
 def config_text(
@@ -74,7 +76,7 @@ def config_text(
 env:
   {env}
   {arguments}
-  # wrappers: []                # `module:Class`, the innermost first
+  # wrappers: []                # `module:Class`, or a dot for the colon; the innermost first
 
 manager:
   type: subprocess              # `envmgr list` has the others; async_subprocess for uneven steps
@@ -103,7 +105,7 @@ def _head(name: str, path: str, tried: Tried | None) -> str:
     about = (
         f"{name}: written by `envmgr init`, which launched and stepped it. Observations "
         f"{observations}, actions {actions}. A step took {short_time(profile['step_mean_s'])}, a "
-        f"reset {short_time(profile['reset_mean_s'])}; {episodes}."
+        f"reset {short_time(profile['reset_mean_s'])}; {episodes}. {tried.where}"
     )
     allowed = "".join(f" --allow-import {module}" for module in tried.allow_import)
     commands = {
@@ -113,7 +115,7 @@ def _head(name: str, path: str, tried: Tried | None) -> str:
         f"envmgr show {path}{allowed}": "every other key, with its default",
     }
     widest = max(map(len, commands))
-    lines = textwrap.wrap(" ".join(about.split()), _WIDTH)
+    lines = textwrap.wrap(" ".join(about.split()), _WIDTH, break_on_hyphens=False)
     lines += ["", *(f"  {command:<{widest}}  # {why}" for command, why in commands.items()), ""]
     return "\n".join(f"# {line}".rstrip() for line in lines)
 

@@ -232,6 +232,23 @@ def test_legal_actions_are_taken() -> None:
     assert main(["init", "check_users_envs:Masked", "--out", "masked.yaml"]) == 0
 
 
+def test_init_says_where_a_config_can_be_run_if_the_module_is_not_beside_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "sub").mkdir()
+    for out, elsewhere in (("here.yaml", False), ("sub/there.yaml", True)):
+        assert main(["init", "check_users_envs:Masked", "--env-num", "1", "--out", out]) == 0
+        says = f"'check_users_envs' lies in {folder}, not beside {out}"
+        assert (says in capsys.readouterr().err) == elsewhere
+        comments = " ".join(Path(out).read_text().replace("#", " ").split())
+        assert (says in comments) == elsewhere
+    monkeypatch.chdir(folder / "sub")
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(folder)])
+    sys.modules.pop("check_users_envs", None)
+    assert main(["show", "there.yaml"]) == 2
+    assert f"Looked in {folder / 'sub'} and where Python looks" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("env_num", [1, 8])
 def test_no_config_is_written_for_an_env_every_step_of_which_fails(
     folder: Path, env_num: int, capsys: pytest.CaptureFixture[str]

@@ -216,6 +216,10 @@ def test_a_command_works(block: Block, folder: Path, capsys: pytest.CaptureFixtu
             run_command(words, folder)
 
 
+MAKES_VENV = shlex.split("python -m venv .venv && . .venv/bin/activate")
+"""The one line that stands for itself."""
+
+
 def run_command(words: list[str], folder: Path) -> None:
     """Run or check one line of a shell example.
 
@@ -232,7 +236,8 @@ def run_command(words: list[str], folder: Path) -> None:
     elif program == "pip":
         check_pip(arguments)
     elif program == "python":
-        check_script(arguments)
+        if words != MAKES_VENV:
+            check_script(arguments)
     elif program == "cd":
         assert len(arguments) == 1
     else:
@@ -380,6 +385,12 @@ def test_a_page_with_a_mistake_is_refused(lines: tuple[str, ...]) -> None:
 
 
 def test_an_unknown_command_is_refused(tmp_path: Path) -> None:
-    for line in ("wget x", "make nothing", "pip install other", "python docs/nothing.py"):
+    for line in (
+        "wget x",
+        "make nothing",
+        "pip install other",
+        "python docs/nothing.py",
+        "python -m venv x",
+    ):
         with pytest.raises(AssertionError):
             run_command(shlex.split(line), tmp_path)

@@ -1,6 +1,8 @@
 """What all adapters share: batches of fixed width, and what becomes of failures."""
 
 import contextlib
+import importlib
+import sys
 from typing import Any
 
 import gymnasium
@@ -18,6 +20,7 @@ from envmgr.errors import (
     EnvRaised,
     FailuresExhaustedError,
     LaunchError,
+    MissingDependencyError,
 )
 from envmgr.spaces import indexed, put_rows
 
@@ -49,6 +52,24 @@ def batches(**cfg: object) -> FixedBatches:
 def test_managers_that_may_lose_rows_are_refused(cfg: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=r"as_x needs .*" + says):
         batches(**cfg)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "lacking"),
+    [
+        ("sb3", "stable_baselines3.common.vec_env.base_vec_env"),
+        ("tianshou", "tianshou.env"),
+        ("torchrl", "torch"),
+    ],
+)
+def test_a_trainer_that_is_not_there_is_said_of_what_was_imported(
+    adapter: str, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"envmgr.adapters.{adapter}"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, lacking, None)
+    with pytest.raises(MissingDependencyError, match=rf"^{name} needs .*Install it: pip install"):
+        importlib.import_module(name)
 
 
 def test_what_is_no_manager_is_refused() -> None:

@@ -164,7 +164,10 @@ def test_awkward_mappings_are_held_by_the_result() -> None:
         ("env: {id: X, kwargs: [1]}", r"env\.kwargs is \[1\]"),
         ("env: {id: X, kwargs: {1: 2}}", r"env\.kwargs is .*1 cannot name an argument"),
         ("env: {id: X, wrappers: a.B}", r"env\.wrappers is 'a\.B'"),
-        ("env: {id: X, wrappers: [B]}", r"env\.wrappers is .*entry 0: 'B' is no dotted path"),
+        (
+            "env: {id: X, wrappers: [B]}",
+            r"env\.wrappers is .*entry 0: 'B' is not a name of the form",
+        ),
         ("env: {id: X, wrappers: [a.B, {}]}", r"entry 1: exactly one of"),
         ("env: {id: X, wrappers: [{path: a.B, entry: a.B}]}", "entry 0: exactly one of"),
         ("env: {id: X, wrappers: [{path: a.B, kwarg: {}}]}", "entry 0: neither"),

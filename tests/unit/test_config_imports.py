@@ -92,7 +92,7 @@ def test_refusal_comes_before_the_import_and_names_the_way_out(installed: Path) 
         import_object("cfgtest_evil.x:run", allow=listed("cfgtest_a"), key="collect.policy")
     message = str(caught.value)
     assert message.startswith("collect.policy is 'cfgtest_evil.x:run'")
-    assert "allowed: cfgtest_a" in message
+    assert "may not import that (but cfgtest_a" in message
     assert "--allow-import cfgtest_evil" in message
     assert "allow_imports=['cfgtest_evil']" in message
     assert "cfgtest_evil" not in sys.modules
@@ -306,7 +306,7 @@ def test_missing_attribute_names_the_nearest(installed: Path) -> None:
         import_object("cfgtest_a:make_enw")
     assert "'cfgtest_a' has no 'make_enw': did you mean 'make_env'?" in str(caught.value)
     assert str(installed / "cfgtest_a.py") in str(caught.value)
-    with pytest.raises(ConfigError, match=r"'Env' has no 'zzz': Looked in"):
+    with pytest.raises(ConfigError, match=r"'Env' has no 'zzz'\. Looked in"):
         import_object("cfgtest_a:Env.zzz")
 
 

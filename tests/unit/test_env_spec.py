@@ -170,6 +170,20 @@ def test_an_entry_is_called_with_its_kwargs(module: str) -> None:
     assert nested.reset()[0] == 0
 
 
+def test_an_argument_that_nobody_takes_names_the_one_that_is_like_it(module: str) -> None:
+    entry = f"{module}:Env"
+    for cfg, says in (
+        ({"entry": entry, "kwargs": {"strat": 1}}, "[Dd]id you mean 'start'"),
+        ({"id": "CartPole-v1", "kwargs": {"sutton_bato_reward": 1}}, "mean 'sutton_barto_reward'"),
+        ({"entry": entry, "wrappers": [{"path": f"{module}:Shift", "kwargs": {"bye": 2}}]}, "'by'"),
+        ({"entry": entry, "kwargs": {"zzz": 1}}, "unexpected keyword argument 'zzz'$"),
+        ({"entry": f"{module}:Group.build", "kwargs": {"tgas": 1}}, "argument 'tgas'"),
+    ):
+        with pytest.raises(TypeError, match=says) as caught:
+            build(cfg)
+        assert "mean" not in str(caught.value) or str(caught.value).lower().count("mean") == 1
+
+
 def test_every_env_gets_its_own_kwargs(module: str) -> None:
     cfg = EasyDict(entry=f"{module}:Env", kwargs={"tags": {"x": [1]}})
     factories = env_factories(cfg, 2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from gymnasium.spaces import Discrete
 
+from envmgr import make
 from envmgr.config import ManagerConfig
 from envmgr.errors import ConfigError
 from envmgr.launch import build_engine, deadlines_of, spin_s_of, worker_settings_of
@@ -123,3 +125,25 @@ def test_no_host_watches_the_block_where_spares_take_the_cores(
     config = ManagerConfig(type="subprocess").with_env_num(3)
     assert spin_s_of(config) > 0.0
     assert spin_s_of(replace(config, spare_env_num=1)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "env_num", "given", "warns"),
+    [
+        ("async_subprocess", 4, {"wait_num": 9}, True),
+        ("subprocess", 1, {"wait_num": 3}, True),
+        ("async_subprocess", 4, {"wait_num": 4}, False),
+        ("async_subprocess", 4, {"wait_num": math.inf}, False),
+        ("async_subprocess", 1, {}, False),  # its default is 2
+        ("subprocess", 1, {}, False),
+    ],
+)
+def test_a_wait_num_above_the_number_of_envs_is_remarked_on_if_somebody_chose_it(
+    kind: str,
+    env_num: int,
+    given: dict[str, Any],
+    warns: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make("CartPole-v1", env_num, type=kind, **given)
+    assert ["every step waits for all" in r.message for r in caplog.records] == [True] * warns

@@ -15,10 +15,15 @@ from envmgr import make
 from envmgr.config import ManagerConfig, keywords
 from envmgr.config.kind_sections import Metrics, Trace, WorkerEnv
 from envmgr.config.schema import Section, keys_of
+from envmgr.env import BatchedEnvSpec
 from envmgr.errors import ConfigError, UnknownKeyError
 from tests.cases import needs_autoreset_modes
 
 SHORT, LONG = (partial(gymnasium.make, "CartPole-v1", max_episode_steps=n) for n in (5, 50))
+
+
+ROWS = BatchedEnvSpec(lambda: None, 1)
+TOLD = "gymnasium.wrappers:RecordEpisodeStatistics"
 
 
 @pytest.mark.parametrize("env_num", [None, 2])
@@ -27,6 +32,15 @@ def test_a_list_of_functions_has_one_for_each_env(env_num: int | None) -> None:
         assert manager.env_num == 2
         limits = [spec.max_episode_steps for spec in manager.get_attr("spec")]
     assert limits == [5, 50]
+
+
+def test_arguments_and_wrappers_are_of_each_env_however_it_is_built() -> None:
+    given: dict[str, Any] = {"env_kwargs": {"max_episode_steps": 7}, "wrappers": [TOLD]}
+    for env in ("CartPole-v1", SHORT, [SHORT, LONG], [SHORT, SHORT]):
+        with make(env, 2, type="base", **given) as manager:
+            assert [spec.max_episode_steps for spec in manager.get_attr("spec")] == [7, 7]
+            assert manager.get_attr("return_queue"), "it is wrapped"
+    assert make(SHORT, type="base", env_kwargs={})._env_fn == [SHORT], "as it was given"
 
 
 def test_one_env_is_the_default() -> None:
@@ -40,11 +54,14 @@ def test_one_env_is_the_default() -> None:
         ({"env": [SHORT, LONG], "env_num": 3}, r"env_num is 3, but env is a list of 2 functions"),
         ({"env": [SHORT, "CartPole-v1"]}, r"env\[1\] is 'CartPole-v1', but a list of envs is one"),
         ({"env": []}, "env is an empty list"),
-        ({"env": [SHORT], "wrappers": ["a.b"]}, "wrappers go with an id"),
+        ({"env": [SHORT], "wrappers": ["a_b.c"]}, "there is no 'a_b'"),
+        ({"env": SHORT, "env_kwargs": 3}, "env.kwargs is 3"),
+        ({"env": ROWS, "env_kwargs": {"size": 3}}, "BatchedEnvSpec.*build"),
+        ({"env": [ROWS], "wrappers": [TOLD]}, "BatchedEnvSpec.*build"),
         ({"env": "x.yaml"}, r"x.yaml.*cfg = load_config.*env_factories"),
         ({"env": Path("x.yml")}, "env_factories"),
         ({"env": {"manager": {}}}, "create_env_manager.cfg.manager, env_fn=env_factories"),
-        ({"env": 3}, "a gymnasium id, `package.module:callable`, a function .*, or a list"),
+        ({"env": 3}, "a gymnasium id, .*, a function .*, or a list .*. Correct the value.$"),
         ({"env": "CartPole-v1", "num_envs": 4}, "'num_envs' in manager: did you mean env_num?"),
         ({"env": "CartPole-v1", "n_envs": 4}, "'n_envs' in manager: did you mean env_num?"),
         ({"env": "CartPole-v1", "render_mode": "human"}, "env_kwargs of `make`"),

@@ -361,6 +361,14 @@ def test_the_space_itself_checks_what_has_no_layout() -> None:
     codec_of(None).check_value(object())
     with pytest.raises(ValueMismatchError, match="value 'abcdef' is not in Text"):
         codec_of(Text(5)).check_value("abcdef")
+    for space, value, why in (
+        (Text(5), "abcdef", "its length is 6"),
+        (Text(5, min_length=2), "a", "its length is 1"),
+        (Text(5), "a b-c", r"its charset lacks ' -'.*: Text\(5, charset=string.printable\)"),
+        (Text(5), "née", r"its charset lacks 'é'.*: Text\(5, charset=\.\.\.\)"),
+    ):
+        with pytest.raises(ValueMismatchError, match=f"is not in Text.*: {why}$"):
+            codec_of(space).check_value(value)
     with pytest.raises(ValueMismatchError, match="value is None"):
         codec_of(None).check_value(None)
 
@@ -473,6 +481,7 @@ def test_good_actions_pass(space: Any, action: Any, strict: bool) -> None:
         (TREE, {"move": 1, "aim": (1,)}, "at ['aim']: value should be 2 items, found 1 items"),
         (TREE, {"move": 1, "aim": 7}, "at ['aim']: value should be 2 items, found int"),
         (Text(5), "abcdef", "'abcdef' is not in Text"),
+        (Text(5), "a b", "its charset lacks ' '. Give the space one that has it"),
         (Text(5), 1, "1 is not in Text"),
         (ONE_OF, (2, np.int64(1)), "is not in OneOf"),
         (ONE_OF, 1, "is not in OneOf"),
