@@ -202,7 +202,7 @@ def null(args: argparse.Namespace) -> None:
     with two_nodes():
         say("the cluster is up; an actor for each env takes some seconds of a core each")
         with others(env_fns) as (name, theirs), stepping(cfg, env_fns) as ours:
-            rates({name: theirs, "ray, 2 hosts": ours}, 64, args.rounds, args.seconds)
+            rates({name: theirs, "ray, 2 workers": ours}, 64, args.rounds, args.seconds)
 
 
 def recovery(args: argparse.Namespace) -> None:

@@ -109,7 +109,7 @@ def _further(results: Results) -> Iterator[tuple[str, str, tables.Table]]:
         (
             "Ways to take a batch",
             "What the trainer's side takes above `send_arrays` and `recv_arrays`, with null envs "
-            "on 2 hosts: a part for each batch and one for each env in it, from two sizes.",
+            "on 2 workers: a part for each batch and one for each env in it, from two sizes.",
             tables.doors_table(results),
         ),
         (

@@ -136,7 +136,7 @@ def _is_no_rival(row: str) -> bool:
 def doors_table(results: Results) -> Table:
     """Return what the trainer's side of other calls takes above `recv_arrays`, by two sizes."""
     few, many = DOORS_N
-    table = [["with null envs, 2 hosts", "us of the trainer's CPU per batch", "and per env"]]
+    table = [["with null envs, 2 workers", "us of the trainer's CPU per batch", "and per env"]]
     for row in DOORS:
         above = [_trainer_above(results, n, row) for n in DOORS_N]
         if above[0] is None or above[1] is None:

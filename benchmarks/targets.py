@@ -48,7 +48,7 @@ def _times(case: str, n: int, row: str, other: str, goal: float) -> Target:
 
 
 def _share(case: str, n: int, rows: list[str], goal: float) -> Target:
-    names = ROWS[rows[0]].label if len(rows) == 1 else "the fastest way on 2 hosts"
+    names = ROWS[rows[0]].label if len(rows) == 1 else "the fastest way on 2 workers"
 
     def reached(results: Results) -> float | None:
         row = results.fastest(case, n, rows)
@@ -72,7 +72,7 @@ def _fastest_times(
 def _median(n: int, figure: str, goal: float, unit: str, words: str) -> Target:
     return Target(
         f"start, n={n}",
-        f"CartPole packed on 2 hosts: {words}",
+        f"CartPole packed on 2 workers: {words}",
         goal,
         unit,
         lambda results: results.median("start", n, "hosts2-dict", figure),
@@ -171,7 +171,7 @@ def _limits(n: int) -> Target:
 
     return Target(
         f"null, n={n}",
-        "CPU that `step_timeout` and `metrics` take, on 2 hosts",
+        "CPU that `step_timeout` and `metrics` take, on 2 workers",
         2.0 + 0.1 * n,
         PER_BATCH,
         reached,
@@ -187,7 +187,7 @@ def _auto(case: str, n: int) -> Target:
 
     return Target(
         f"{case}, n={n}",
-        "`num_workers: auto`, arrays, of the fastest of 1, 2, 4 hosts and a host per env",
+        "`num_workers: auto`, arrays, of the fastest of 1, 2, 4 workers and a worker per env",
         90.0,
         SHARE,
         reached,
@@ -280,7 +280,7 @@ TARGETS = (
     _median(256, "pss_mb", 200.0, MEGABYTES, "memory, trainer included"),
     Target(
         "busy, n=16",
-        "price of all checks and deadlines, on 2 hosts",
+        "price of all checks and deadlines, on 2 workers",
         5.0,
         SHARE,
         _price_of_safety,
