@@ -1224,6 +1224,17 @@ static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
     return Py_BuildValue("(iiN)", (int)buffer, (int)usual, ends);
 }
 
+/* Have the journal know what is about to be returned, and all rows be ready: 0, or -1 with an error. */
+static int commit(OrdinaryRows *self, PyObject *returning, PyObject *timesteps, int buffer, int in_arena) {
+    if (PyObject_SetAttr(self->journal, name_returning, returning) < 0 ||
+        PyObject_SetAttr(self->statistics, name_timesteps, timesteps) < 0)
+        return -1;
+    memset(self->phases, self->idle, self->count);
+    memset(self->buffers, buffer, self->count);
+    memset(self->in_arena, in_arena, self->count);
+    return 0;
+}
+
 PyDoc_STRVAR(deliver_doc,
              "deliver(returning, buffer, in_arena, timesteps)\n--\n\n"
              "The timesteps of all rows, which `said` has found ordinary, are about to be returned.");
@@ -1233,12 +1244,8 @@ static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
     int buffer, in_arena;
     if (!PyArg_ParseTuple(args, "OipO", &returning, &buffer, &in_arena, &timesteps))
         return NULL;
-    if (PyObject_SetAttr(self->journal, name_returning, returning) < 0 ||
-        PyObject_SetAttr(self->statistics, name_timesteps, timesteps) < 0)
+    if (commit(self, returning, timesteps, buffer, in_arena) < 0)
         return NULL;
-    memset(self->phases, self->idle, self->count);
-    memset(self->buffers, buffer, self->count);
-    memset(self->in_arena, in_arena, self->count);
     Py_RETURN_NONE;
 }
 
@@ -1334,13 +1341,8 @@ static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
     }
     Py_XDECREF(batch);
     Py_XDECREF(count);
-    if (returning == NULL || PyObject_SetAttr(self->journal, name_returning, returning) < 0 ||
-        PyObject_SetAttr(self->statistics, name_timesteps, after) < 0)
-        goto over;
-    memset(self->phases, self->idle, self->count);
-    memset(self->buffers, flags & self->buffer_bits, self->count);
-    memset(self->in_arena, 1, self->count);
-    result = Py_NewRef(handed);
+    if (returning != NULL && commit(self, returning, after, flags & self->buffer_bits, 1) == 0)
+        result = Py_NewRef(handed);
 over:
     Py_DECREF(recipe);
     Py_XDECREF(handed);

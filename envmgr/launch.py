@@ -361,7 +361,7 @@ def _gathering_some(
     return replace(config, wait_num=least) if math.isinf(config.wait_num) else config
 
 
-def warn_of_wait(config: ManagerConfig, preset: Mapping[str, Any]) -> None:
+def warn_of_wait_num(config: ManagerConfig, preset: Mapping[str, Any]) -> None:
     """Warn of a `wait_num` that is given and above the number of envs, and so means all of them.
 
     Args:

@@ -1071,7 +1071,8 @@ class Gather:
                 if not is_limited:
                     self._refuse_to_wait(arrived)
                 return None
-            taken = self._collector.take(selection)
+            collector = self._collector
+            taken = collector.take_arrays(selection) if as_arrays else collector.take(selection)
             if taken is not None:
                 return taken
             self._apply_alone()

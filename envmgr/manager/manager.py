@@ -52,7 +52,7 @@ from envmgr.errors import (
     StateError,
 )
 from envmgr.hot import WHY
-from envmgr.launch import checked_factories, open_engine, warn_of_wait, with_batches
+from envmgr.launch import checked_factories, open_engine, warn_of_wait_num, with_batches
 from envmgr.lifecycle import EnvState
 from envmgr.manager.described import DescribedEnvs
 from envmgr.manager.leases import Lease, Lessor
@@ -145,7 +145,7 @@ class EnvManager:
         config = with_batches(
             config.with_env_num(env_num), self._env_fn, inline=not kind.works_alone
         )
-        warn_of_wait(config, self.preset)
+        warn_of_wait_num(config, self.preset)
         self._config = config
         self._worker_count = WorkerCount(config, env_num, packs_envs=kind.packs_envs)
         self._policy = GatherPolicy(config.wait_num, config.step_wait_timeout)

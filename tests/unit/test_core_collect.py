@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envmgr.core import Phase
-from envmgr.core.collect import by_env_id
+from envmgr.core.collect import ArrayBatch, HandedOut, by_env_id
 from envmgr.core.replies import BlockReplies
 from envmgr.errors import EnvProtocolError
 from envmgr.wire.block import REWARD_SHIFT, Block
@@ -268,3 +268,15 @@ def test_what_is_no_reward_fails_its_env(kind: int, number: float, n: int) -> No
     failed = [isinstance(t.info.get("error"), EnvProtocolError) for t in timesteps.values()]
     assert failed == [i < n for i in range(3)]
     assert [t.reward for t in timesteps.values()] == [0.0 if bad else 0.5 for bad in failed]
+
+
+def test_what_was_handed_out_as_arrays_is_read_by_env_id_as_well() -> None:
+    rig, handed, no = Rig(2, has_block=True).launch(), HandedOut(), np.zeros(2, np.bool_)
+    handed.result = ArrayBatch(
+        np.arange(2), np.ones((2, 3)), np.array([1.5, 2.0]), no, no, [{}, {}]
+    )
+    timesteps = rig.supervisor.collector.timesteps(handed)
+    assert [(i, t.reward, t.done) for i, t in timesteps.items()] == [
+        (0, 1.5, False),
+        (1, 2.0, False),
+    ]

@@ -996,6 +996,22 @@ def test_an_exhausted_budget_is_no_reason_to_return_early() -> None:
     assert rig.supervisor.repair.fatal is not None
 
 
+def test_what_is_wanted_as_arrays_is_taken_so_whether_all_or_some_are_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, taken = outstanding({0: 1.0, 1: 2.0, 2: 2.0}), []
+    collector = rig.supervisor.collector
+
+    def take_arrays(selection: Any) -> Any:
+        taken.append(selection.ids)
+        return collector.take(selection)
+
+    monkeypatch.setattr(collector, "take_arrays", take_arrays)
+    assert some(rig, 1, as_arrays=True) == ([0], 1.0)
+    rig.hand_out(rig.gather.exactly(rig.selection([1, 2]), as_arrays=True))
+    assert taken == [[0], [1, 2]]
+
+
 # -- rows of batched envs -------------------------------------------------------------------------
 
 
