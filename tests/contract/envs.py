@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import io
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -265,7 +267,7 @@ class Script:
 
     def note(self, *entry: Any) -> None:
         """Write an entry into the journal."""
-        with open(journal_path(self.folder, self.env_id), "ab", buffering=0) as file:
+        with _opened(journal_path(self.folder, self.env_id), "ab") as file:
             file.write(json.dumps(entry, default=repr).encode() + b"\n")
 
     def reseed(self, seed: int) -> None:
@@ -475,6 +477,22 @@ def _stay(folder: str, *, hold_gil: bool = False) -> None:
         end_of(folder).wait(1000)
 
 
+@contextmanager
+def _opened(path: str, mode: str) -> Iterator[io.FileIO]:
+    """Open a file, and close it even if the env's time is up in the midst of that.
+
+    `open` may have returned by then and nobody have the file yet. Here a list has it in the same
+    call of C.
+    """
+    files: list[io.FileIO] = []
+    try:
+        files.extend(map(io.FileIO, [path], [mode]))
+        yield files[0]
+    finally:
+        for file in files:
+            file.close()
+
+
 def journal_path(folder: str, env_id: int) -> str:
     return os.path.join(folder, f"journal-{env_id}")
 
@@ -486,7 +504,7 @@ def gate_path(folder: str) -> str:
 def read_journal(folder: str, env_id: int) -> list[list[Any]]:
     """Return the entries of an env's journal, oldest first."""
     try:
-        with open(journal_path(folder, env_id), "rb") as file:
+        with _opened(journal_path(folder, env_id), "rb") as file:
             return [json.loads(line) for line in file]
     except FileNotFoundError:
         return []
