@@ -22,9 +22,9 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 4
+#define ABI 5
 
-static PyObject *name_step, *name_step_buffer, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
+static PyObject *name_step, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
 static double monotonic(void) {
     struct timespec now;
@@ -284,19 +284,19 @@ static int is_plain_infos(PyObject *object) {
 typedef struct {
     PyObject_HEAD
     PyObject *env;      /* its `step` is called */
-    PyObject *writer;   /* its `step_buffer` is where the next observation goes */
     PyObject *rest;     /* (token, result): goes on with a result that is out of the ordinary */
     PyObject *failed;   /* (token, error): goes on with what `env.step` has raised */
     PyObject *end;      /* (token, flags, terminated, truncated): goes on with the end of an episode */
     PyObject *write_info; /* (info): writes an info that is not empty, and returns whether it has */
-    PyObject *after;    /* for each buffer the one after it */
     PyObject *ndarray, *float64;
     PyObject *fields;   /* of an `EnvTimestep`; NULL if the env returns gymnasium's five values */
     PyObject *four;     /* a type that has these fields, once one was seen */
     PyObject *arrays;   /* the buffers, for observations that numpy copies */
     Py_buffer targets[MOST_BUFFERS]; /* the same */
     int n_buffers;
-    Py_buffer rewards, flags, replies;
+    Py_buffer cell, rewards, flags, replies;
+    uint8_t *buffer;    /* that the next observation goes into */
+    uint8_t after[MOST_BUFFERS]; /* for each buffer the one after it */
     double *reward;
     uint16_t *flag;
     uint64_t *reply;
@@ -312,12 +312,10 @@ typedef struct {
 static int step_traverse(OrdinaryStep *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->env);
-    Py_VISIT(self->writer);
     Py_VISIT(self->rest);
     Py_VISIT(self->failed);
     Py_VISIT(self->end);
     Py_VISIT(self->write_info);
-    Py_VISIT(self->after);
     Py_VISIT(self->arrays);
     Py_VISIT(self->four);
     return 0;
@@ -325,12 +323,10 @@ static int step_traverse(OrdinaryStep *self, visitproc visit, void *arg) {
 
 static int step_clear(OrdinaryStep *self) {
     Py_CLEAR(self->env);
-    Py_CLEAR(self->writer);
     Py_CLEAR(self->rest);
     Py_CLEAR(self->failed);
     Py_CLEAR(self->end);
     Py_CLEAR(self->write_info);
-    Py_CLEAR(self->after);
     Py_CLEAR(self->arrays);
     Py_CLEAR(self->four);
     return 0;
@@ -345,6 +341,7 @@ static void step_dealloc(OrdinaryStep *self) {
     Py_CLEAR(self->fields);
     for (int buffer = 0; buffer < self->n_buffers; buffer++)
         PyBuffer_Release(&self->targets[buffer]);
+    PyBuffer_Release(&self->cell);
     PyBuffer_Release(&self->rewards);
     PyBuffer_Release(&self->flags);
     PyBuffer_Release(&self->replies);
@@ -371,16 +368,16 @@ static int read_codes(PyObject *list, uint16_t *codes, int count) {
 }
 
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"env", "writer", "rest", "failed", "end", "write_info", "after", "ndarray",
+    static char *names[] = {"env", "step_buffer", "rest", "failed", "end", "write_info", "after", "ndarray",
                             "float64", "fields", "targets", "rewards", "flags", "replies", "row",
                             "codes", "codes_of_float32", "codes_of_float64", "tests_finite",
                             "refuses_non_finite", "has_info", NULL};
-    PyObject *env, *writer, *rest, *failed, *end, *write_info, *after, *ndarray, *float64, *fields, *targets;
+    PyObject *env, *step_buffer, *rest, *failed, *end, *write_info, *after, *ndarray, *float64, *fields, *targets;
     PyObject *rewards, *flags, *replies, *codes, *of_float32, *of_float64;
     Py_ssize_t row;
     int tests_finite, refuses, has_info;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOO!OOOO!OOOnOOOppi", names, &env, &writer, &rest, &failed, &end,
+            args, kwargs, "OOOOOOO!OOOO!OOOnOOOppi", names, &env, &step_buffer, &rest, &failed, &end,
             &write_info, &PyList_Type, &after, &ndarray, &float64, &fields, &PyList_Type, &targets, &rewards,
             &flags, &replies, &row, &codes, &of_float32, &of_float64, &tests_finite, &refuses,
             &has_info))
@@ -405,7 +402,18 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
             goto failed;
         }
     }
-    if (view_of(rewards, &self->rewards, PyBUF_WRITABLE, 1, sizeof(double)) < 0 ||
+    for (int buffer = 0; buffer < self->n_buffers; buffer++) {
+        long next = PyLong_AsLong(PyList_GetItem(after, buffer));
+        if (next < 0 || next >= self->n_buffers) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a buffer after one that there is not");
+            goto failed;
+        }
+        self->after[buffer] = (uint8_t)next;
+    }
+    if (view_of(step_buffer, &self->cell, PyBUF_WRITABLE, 1, sizeof(uint8_t)) < 0 ||
+        (self->buffer = item_of(&self->cell, 0)) == NULL ||
+        view_of(rewards, &self->rewards, PyBUF_WRITABLE, 1, sizeof(double)) < 0 ||
         view_of(flags, &self->flags, PyBUF_WRITABLE, 1, sizeof(uint16_t)) < 0 ||
         view_of(replies, &self->replies, PyBUF_WRITABLE, 1, sizeof(uint64_t)) < 0)
         goto failed;
@@ -427,14 +435,12 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     }
     self->refuses_non_finite = (char)refuses;
     self->env = Py_NewRef(env);
-    self->writer = Py_NewRef(writer);
     self->rest = Py_NewRef(rest);
     self->failed = Py_NewRef(failed);
     self->end = Py_NewRef(end);
     self->write_info = Py_NewRef(write_info);
     self->writes_plainly = (char)is_plain_infos(write_info);
     self->has_info = (uint16_t)has_info;
-    self->after = Py_NewRef(after);
     self->arrays = Py_NewRef(targets);
     self->ndarray = Py_NewRef(ndarray);
     self->float64 = Py_NewRef(float64);
@@ -610,15 +616,9 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
     uint64_t answered = PyLong_AsUnsignedLongLong(token);
     if (answered == (uint64_t)-1 && PyErr_Occurred())
         goto error;
-    PyObject *written = PyObject_GetAttr(self->writer, name_step_buffer);
-    if (written == NULL)
-        goto error;
-    Py_ssize_t buffer = PyLong_AsSsize_t(written);
-    Py_DECREF(written);
-    if (buffer < 0 || buffer >= self->n_buffers) {
-        PyErr_Clear();
+    uint8_t buffer = *self->buffer;
+    if (buffer >= self->n_buffers)
         goto rest;
-    }
     int is_observed = write_observation(self, obs, buffer);
     if (is_observed < 0)
         goto error;
@@ -637,8 +637,7 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
         code |= self->has_info;
     }
     Py_DECREF(result);
-    if (PyObject_SetAttr(self->writer, name_step_buffer, PyList_GetItem(self->after, buffer)) < 0)
-        return NULL;
+    *self->buffer = self->after[buffer];
     *self->reward = number;
     if (ends) {
         PyObject *flags = PyLong_FromLong(code), *follows = NULL;
@@ -1113,12 +1112,16 @@ PyDoc_STRVAR(post_doc,
              "Post a step of all rows: 1, 2 if a host sleeps and has to be rung for, which `note` in "
              "the journal says then; 0 if something is out of the ordinary, and nothing was changed.");
 
-static PyObject *rows_post(OrdinaryRows *self, PyObject *args) {
-    PyObject *selection, *actions, *for_last, *note;
-    long form;
-    unsigned long long request_id, posting;
-    if (!PyArg_ParseTuple(args, "OOlKKOO", &selection, &actions, &form, &request_id, &posting,
-                          &for_last, &note))
+static PyObject *rows_post(OrdinaryRows *self, PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args != 7) {
+        PyErr_SetString(PyExc_TypeError, "post takes seven arguments");
+        return NULL;
+    }
+    PyObject *selection = args[0], *actions = args[1], *for_last = args[5], *note = args[6];
+    long form = PyLong_AsLong(args[2]);
+    unsigned long long request_id = PyLong_AsUnsignedLongLong(args[3]);
+    unsigned long long posting = PyLong_AsUnsignedLongLong(args[4]);
+    if (PyErr_Occurred())
         return NULL;
     if ((form != 0 && form != 1) || !may_post(self))
         return PyLong_FromLong(0);
@@ -1355,7 +1358,7 @@ over:
 static PyMethodDef rows_methods[] = {
     {"may_post", (PyCFunction)rows_may_post, METH_NOARGS,
      "Return whether all rows take an ordinary action now."},
-    {"post", (PyCFunction)rows_post, METH_VARARGS, post_doc},
+    {"post", (PyCFunction)(void (*)(void))rows_post, METH_FASTCALL, post_doc},
     {"arrived", (PyCFunction)rows_arrived, METH_NOARGS,
      "Return whether the replies to what was posted have come, and nothing else waits."},
     {"is_posted", (PyCFunction)rows_is_posted, METH_NOARGS,
@@ -1603,7 +1606,6 @@ static const struct {
     const char *text;
 } names[] = {
     {&name_step, "step"},
-    {&name_step_buffer, "step_buffer"},
     {&name_fields, "_fields"},
     {&name_abnormal, "abnormal"},
     {&name_nbytes, "nbytes"},

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import wait
@@ -44,18 +45,26 @@ from envmgr.transport.base import Transport
 from envmgr.transport.process.threads import thread_name
 from envmgr.transport.ready import Waker
 from envmgr.types import Clock
-from envmgr.wire.block import fence
+from envmgr.wire.block import RING_EACH, RING_LAST, fence
 from envmgr.wire.board import Board
 
 logger = logging.getLogger("envmgr")
 
 T = TypeVar("T")
 
-FORKS: list[None] = []
-"""Grows in every fork of this process: asking for the pid in every call costs more."""
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""They learn that they are in a fork; asking for the pid in every call costs more."""
+
+
+def end_in_fork() -> None:
+    """Have the engines of the process that this is a fork of do nothing here."""
+    for engine in list(_engines):
+        engine.refuses = engine.in_fork = True
+    _engines.clear()
+
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: FORKS.append(None))
+    os.register_at_fork(after_in_child=end_in_fork)
 
 _frame = sys._getframe
 
@@ -78,27 +87,35 @@ class Call:
     def __init__(self, engine: Engine, lock: threading.RLock, background: Attendant | None) -> None:
         self._engine = engine
         self._lock = lock
+        self._acquire = lock.acquire
         self._background = background
         self._journal = engine.supervisor.journal
 
     def __enter__(self, depth: int = 1) -> Supervisor:  # from whose frame it is called
         engine, journal = self._engine, self._journal
-        if engine.closing or engine.forks != len(FORKS):
+        if engine.refuses:
             _refuse(engine)
-        if not self._lock.acquire(False):  # a keyword costs as much again
+        if not self._acquire(False):  # a keyword costs as much again
             self._await_background()
         frame = _frame(depth)
+        if journal.caller is None and journal.returning is None:
+            journal.caller = frame
+        else:
+            self._take_over(frame)
+        return engine.supervisor
+
+    def _take_over(self, frame: FrameType) -> None:
+        """Begin a call, which has the lock, after one that did not return, or is about to."""
+        journal = self._journal
         if journal.caller is not None:
             self._refuse_beside(journal.caller)
-            engine.recover()
+            self._engine.recover()
         returning = journal.returning
-        if returning is None:
-            journal.caller = frame
-        else:  # of a call that did not return, or is about to
+        if returning is not None:
             self._refuse_beside(returning.caller)
-            journal.caller = frame
-            engine.recover()
-        return engine.supervisor
+        journal.caller = frame
+        if returning is not None:
+            self._engine.recover()
 
     def have_attended_by(self, owner: Owner) -> None:
         """Have the owner of the engine be told when a call is over, in place of the background."""
@@ -129,7 +146,6 @@ class Call:
             raise ConcurrentCallError(_ONE_CALLER)
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        engine, background = self._engine, self._background
         try:
             if kind is not None:
                 self._recover()
@@ -137,7 +153,8 @@ class Call:
             self._journal.caller = None
         finally:
             self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
-        if not (background is None or engine.closing or engine.forks != len(FORKS)) and (
+        background = self._background
+        if not (background is None or (engine := self._engine).refuses) and (
             background.thread is None or not background.dormant or engine.has_background_work()
         ):
             background.arm()
@@ -245,7 +262,7 @@ def _refuse(engine: Engine) -> None:
     Raises:
         ManagerClosedError: in any case.
     """
-    if engine.forks != len(FORKS):
+    if engine.in_fork:
         raise ManagerClosedError(
             "this process is a fork of the one that launched the manager; its envs belong to "
             "that one. Launch a manager of its own here."
@@ -479,7 +496,8 @@ class Engine:
         transport: what they are reached through.
         closing: `close` was called, from whatever thread.
         owner: the thread that does all that is done with the transport; None: who calls does.
-        forks: forks of this process when it was made: in a fork there are more.
+        in_fork: this process is a fork of the one that made it.
+        refuses: public calls are refused, because it is closing or in a fork.
         watch: keeps a board of the envs; None if nobody does.
         calling: a context that holds the engine for one public call. Entering it gives the
             supervisor; leaving it hands what is outstanding to the background. Entering it raises
@@ -504,8 +522,7 @@ class Engine:
         self._limits = supervisor.hosts.limits
         self._statistics, self._table = supervisor.statistics, supervisor.table
         self._spin_s = self._most_spin_s = spin_s
-        self.forks = len(FORKS)
-        self.closing = False
+        self.in_fork = self.refuses = self.closing = False
         self.owner: Owner | None = None
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
@@ -516,6 +533,7 @@ class Engine:
         tracer, guards = supervisor.hosts.tracer, (self, self._lock, self._background)
         self.calling = Call(*guards) if tracer is None else TracedPublicCall(*guards, tracer)
         self.watch: KeepsBoard | None = None
+        _engines.add(self)
 
     # -- public calls -----------------------------------------------------------------------
 
@@ -530,7 +548,7 @@ class Engine:
         Raises:
             ManagerClosedError: this is so.
         """
-        if self.closing or self.forks != len(FORKS):
+        if self.refuses:
             _refuse(self)
 
     @property
@@ -670,7 +688,7 @@ class Engine:
             Whether `finished` became true and nothing else has happened, as far as is known. If
             not, `wait_until` goes on.
         """
-        transport, sleeping = self.transport, self.supervisor.submitter.own_sleep
+        transport = self.transport
         if not transport.works_alone:
             if self.owner is not None:
                 return False
@@ -679,6 +697,7 @@ class Engine:
                 return True
             self._act()
             return finished()
+        sleeping = self.supervisor.submitter.own_sleep
         if sleeping is None:
             return False
         if self._most_spin_s > 0.0 and self._spin_until(finished):
@@ -827,9 +846,9 @@ class Engine:
         Args:
             grace_s: seconds that hosts get to close their envs; 0 does not ask them.
         """
-        if self.forks != len(FORKS):
-            return  # a fork: nothing here belongs to it
-        self.closing = True
+        if self.in_fork:
+            return  # nothing here belongs to it
+        self.refuses = self.closing = True
         self.transport.wake()
         with self._lock:
             if not self._ended:
@@ -957,6 +976,8 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
         )
 
 
+_ALL = GatherPolicy(math.inf)
+
 _NONE_READY = ". No env takes one now: ready_obs waits until one does, or says why none will"
 
 _A_MOMENT_S = 0.001
@@ -971,14 +992,24 @@ class Gather:
 
     Args:
         engine: waits.
+        policy: of the manager, for calls that do not say how many they want.
+
+    Attributes:
+        policy: as given.
+        wants_all: by the policy, everything that is outstanding is gathered.
+        ring: when workers ring for what is sent and gathered by two calls: as the latest gathered.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, policy: GatherPolicy = _ALL) -> None:
         self._engine = engine
+        self.policy = policy
         self._supervisor = supervisor = engine.supervisor
+        self._submitter = supervisor.submitter
         self._collector = supervisor.collector
         self._table = supervisor.table
         self._repair = supervisor.repair
+        self.wants_all = policy.gathers_all
+        self.ring = RING_LAST if self.wants_all else RING_EACH
 
     def exactly(self, selection: Selection, *, as_arrays: bool = False) -> HandedOut | None:
         """Wait for the timesteps of all of these envs, which were sent an action each.
@@ -987,23 +1018,34 @@ class Gather:
             selection: the envs.
             as_arrays: they are wanted as arrays.
         """
-        repair, engine, collector = self._repair, self._engine, self._collector
-        take = collector.take_arrays if as_arrays else collector.take
-        arrived = partial(collector.have_arrived, selection)
+        repair, engine, collector, table = self._repair, self._engine, self._collector, self._table
         while True:
+            in_c = selection.in_c
+            arrived = (
+                partial(collector.have_arrived, selection)
+                if in_c is None or table.undelivered
+                else in_c.arrived
+            )
             # What is held waits for a reset: what comes has to be applied, not only seen.
-            if self._table.awaits_reset or not engine.see_to(arrived):
-                engine.wait_until(
-                    lambda: repair.urgent or arrived() or collector.finds_malformed(),
-                    pivot=self._pivot(selection),
-                    doing="step",
-                )
+            if table.awaits_reset or not engine.see_to(arrived):
+                self._await(selection)
             if repair.urgent:
                 return None
-            taken = take(selection) if collector.left is None else None
-            if taken is not None:
-                return taken
+            if collector.left is None:
+                taken = (collector.take_arrays if as_arrays else collector.take)(selection)
+                if taken is not None:
+                    return taken
             self._apply_alone()
+
+    def _await(self, selection: Selection) -> None:
+        """Wait until the timesteps of all of these envs have arrived, or something has failed."""
+        repair, collector = self._repair, self._collector
+        arrived = partial(collector.have_arrived, selection)
+        self._engine.wait_until(
+            lambda: repair.urgent or arrived() or collector.finds_malformed(),
+            pivot=self._pivot(selection),
+            doing="step",
+        )
 
     def _pivot(self, selection: Selection) -> partial[int | None] | None:
         """Return what says whose reply to wait for first.
@@ -1042,10 +1084,7 @@ class Gather:
         Raises:
             NothingReadyError: nothing is outstanding.
         """
-        supervisor, submitter = self._supervisor, self._supervisor.submitter
-        posted = submitter.posted_in_c() if deadline == math.inf else None
-        if posted is not None and policy.needed(posted.count) == posted.count:
-            return self.exactly(posted, as_arrays=as_arrays)
+        supervisor, submitter = self._supervisor, self._submitter
         posts = submitter.posts
         outstanding = supervisor.statistics.outstanding
         if not outstanding:

@@ -25,6 +25,7 @@ from envmgr.core import (
 )
 from envmgr.core.engine import (
     Engine,
+    Gather,
     OneCaller,
     await_all_ready,
     await_one_ready,
@@ -148,7 +149,6 @@ class EnvManager:
         warn_of_wait_num(config, self.preset)
         self._config = config
         self._worker_count = WorkerCount(config, env_num, packs_envs=kind.packs_envs)
-        self._policy = GatherPolicy(config.wait_num, config.step_wait_timeout)
         self._view = self._make_view()
         # A view of dicts changes nothing of what it is given: calls pass it by.
         self._shows_dicts = type(self._view) is DictView
@@ -166,7 +166,6 @@ class EnvManager:
         self._described: DescribedEnvs | None = None  # until an env was built
         self._seeds = Seeds(dict.fromkeys(range(env_num)), [None] * config.spare_env_num)
         self._runs_envs_in_owner = False
-        self._gathers_some = False  # whether the last `recv` left timesteps for the next one
         self._replay_paths: list[str] | None = None
         self._env_ref: Any = None
         if config.seed is not None:
@@ -603,10 +602,12 @@ class EnvManager:
             NothingReadyError: `{}` while nothing is outstanding.
         """
         with self._running.calling as supervisor:
-            wants_all = self._policy.gathers_all
-            sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
             gather = self._running.gather
-            collected = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
+            sent = self._send(supervisor, actions, RING_LAST if gather.wants_all else RING_EACH)
+            if sent and gather.wants_all:
+                collected = gather.exactly(sent)
+            else:
+                collected = self._receive(supervisor, gather)
             journal = supervisor.journal
             timesteps: dict[int, EnvTimestep] = self._deliver(supervisor, collected)
             if not self._shows_dicts:
@@ -617,7 +618,7 @@ class EnvManager:
     def send(self, actions: Any) -> None:
         """Send actions and return at once; `recv` gathers the timesteps."""
         with self._running.calling as supervisor:
-            self._send(supervisor, actions, self._ring_when_sent())
+            self._send(supervisor, actions, self._running.gather.ring)
 
     def recv(
         self, min_ready: int | None = None, timeout_s: float | None = None
@@ -632,7 +633,7 @@ class EnvManager:
             NothingReadyError: nothing is outstanding.
         """
         with self._running.calling as supervisor:
-            collected = self._receive(supervisor, min_ready, timeout_s)
+            collected = self._receive(supervisor, self._running.gather, min_ready, timeout_s)
             journal = supervisor.journal
             timesteps: dict[int, EnvTimestep] = self._deliver(supervisor, collected)
             if not self._shows_dicts:
@@ -643,34 +644,34 @@ class EnvManager:
     def _receive(
         self,
         supervisor: Supervisor,
-        min_ready: int | None,
-        timeout_s: float | None,
+        gather: Gather,
+        min_ready: int | None = None,
+        timeout_s: float | None = None,
         *,
         as_arrays: bool = False,
     ) -> HandedOut | None:
+        wants_all, policy = gather.wants_all, gather.policy
+        is_usual = min_ready is None and timeout_s is None
+        if is_usual:
+            if wants_all:
+                gather.ring = RING_LAST
+            posted = supervisor.submitter.posted_in_c()
+            if posted is not None and (wants_all or policy.needed(posted.count) == posted.count):
+                return gather.exactly(posted, as_arrays=as_arrays)
         outstanding = supervisor.statistics.outstanding
         if not outstanding:
             self._surface(supervisor)
-        if min_ready is None and timeout_s is None:
-            self._gathers_some = False
-            return self._running.gather.some(self._policy, as_arrays=as_arrays)
-        policy = self._policy
+        if is_usual:
+            return gather.some(policy, as_arrays=as_arrays)
         if min_ready is not None:
             min_ready = validate.checked_min_ready(min_ready)
             policy = _exactly(min_ready)
         limit_s = math.inf if timeout_s is None else validate.checked_seconds(timeout_s)
-        # Most likely the next time, too:
-        self._gathers_some = min_ready is not None and min_ready < outstanding
+        if wants_all:  # it leaves some most likely the next time, too, if it does so now
+            gather.ring = RING_ONCE if policy.needed(outstanding) < outstanding else RING_LAST
         deadline = monotonic() + limit_s
         exactly = min_ready is not None
-        return self._running.gather.some(
-            policy, deadline=deadline, exactly=exactly, as_arrays=as_arrays
-        )
-
-    def _ring_when_sent(self) -> int:
-        if not self._policy.gathers_all:
-            return RING_EACH
-        return RING_ONCE if self._gathers_some else RING_LAST
+        return gather.some(policy, deadline=deadline, exactly=exactly, as_arrays=as_arrays)
 
     def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
         """Send actions; return whose they are, if there are any."""
@@ -744,11 +745,12 @@ class EnvManager:
             env_ids: k env_ids: an array (k,), or a list.
             actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
         """
-        with self._running.calling as supervisor:
+        running = self._running  # once: what `__getattr__` is behind is slow to read
+        with running.calling as supervisor:
             repair = supervisor.repair
             if repair.fatal_errors or repair.urgent:
                 self._surface(supervisor)
-            ring = self._ring_when_sent()
+            ring = running.gather.ring
             sent = supervisor.submitter.rows(env_ids, actions, ring)
             if sent is None:
                 ids = validate.listed_env_ids(env_ids, self.env_num)
@@ -758,15 +760,21 @@ class EnvManager:
                     sent = self._send_checked(supervisor, rows, ring)
             if self._episode_log is not None and sent is not None:
                 self._episode_log.sent(supervisor.table, sent.ids)
-            self._view.forget()
+            if not self._shows_dicts:
+                self._view.forget()
 
     def recv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> ArrayBatch:
         """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
-        with self._running.calling as supervisor:
-            collected = self._receive(supervisor, min_ready, timeout_s, as_arrays=True)
-            batch = None if collected is None else supervisor.collector.arrays(collected)
+        running = self._running  # as in `send_arrays`
+        with running.calling as supervisor:
+            collected = self._receive(
+                supervisor, running.gather, min_ready, timeout_s, as_arrays=True
+            )
+            batch = None if collected is None else collected.result
+            if batch is None and collected is not None:
+                batch = supervisor.collector.arrays(collected)
             if batch is None:
                 timesteps = self._deliver(supervisor, collected)
                 batch = array_batch(timesteps, self._known.forms.codec_of(timesteps))

@@ -18,6 +18,7 @@ from envmgr.core.statistics import Statistics
 from envmgr.errors import EnvManagerError, LeaseError, ManagerClosedError, StateError
 from envmgr.manager.threads import CallThread
 from envmgr.optional_packages import own_part
+from envmgr.policy import GatherPolicy
 from envmgr.spaces import ActionCheck
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Running:
     ) -> None:
         self.engine = engine
         self.supervisor = engine.supervisor
-        self.gather = Gather(engine)
+        self.gather = Gather(engine, GatherPolicy(config.wait_num, config.step_wait_timeout))
         self.statistics = engine.supervisor.statistics
         self.figures = figures_of(engine)
         self.calling: AbstractContextManager[Supervisor] = refusals.not_launched

@@ -45,19 +45,15 @@ class Alarm:
     keeps something from being put back, `restore` does it.
 
     Attributes:
+        before: what was there before, to be put back; None if nothing is to be.
         where: the stack of the latest code, if its time was up; else empty.
     """
 
     def __init__(self) -> None:
         self.where = ""
-        self._before: _Before | None = None
+        self.before: _Before | None = None
         self._limit_s = 0.0
         self._has_raised = False
-
-    @property
-    def is_set(self) -> bool:
-        """Whether there is something to put back."""
-        return self._before is not None
 
     def bound(self, limit_s: float | None, code: Callable[[], object]) -> None:
         """Call `code`, and end it after `limit_s`; None lets it take its time."""
@@ -84,13 +80,13 @@ class Alarm:
     def _set(self, limit_s: float) -> None:
         handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
         self._limit_s, self._has_raised = limit_s, False
-        self._before = _Before(handler, *timer, time.monotonic())
+        self.before = _Before(handler, *timer, time.monotonic())
         signal.signal(signal.SIGALRM, self._ring)
         signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
 
     def restore(self) -> None:
         """Put back the handler and the timer that were there; may be called again."""
-        before = self._before
+        before = self.before
         if before is None or threading.current_thread() is not threading.main_thread():
             return
         signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -98,10 +94,10 @@ class Alarm:
         if before.remaining_s > 0.0:
             left_s = max(before.remaining_s - (time.monotonic() - before.began), 1e-3)
             signal.setitimer(signal.ITIMER_REAL, left_s, before.interval_s)
-        self._before = None
+        self.before = None
 
     def _ring(self, signum: int, frame: FrameType | None) -> None:
-        before = self._before
+        before = self.before
         if before is None:
             return  # it was put back just now
         if callable(before.handler) and time.monotonic() - before.began < self._limit_s:

@@ -142,11 +142,21 @@ class InlineTransport(Transport):
 
     def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
         """Run all queued and posted work, or sleep for `timeout_s` if there is none."""
-        if self._alarm.is_set:  # an interrupt has kept it from being put back
+        if self._alarm.before is not None:  # an interrupt has kept it from being put back
             self._alarm.restore()
         if self._to_close:
             self._close_killed()
-        ran = self._run_posted()
+        stepper, had_work = self._stepper, self._has_work
+        self._has_work = True  # until it is known that no reset follows
+        try:
+            follows = stepper.take_posted()
+        except BaseException as error:  # as in `_advance`
+            if stepper.interrupted_env_id is not None:
+                self._abandon(self._host_of[stepper.interrupted_env_id], error)
+            raise
+        if not follows:
+            self._has_work = had_work
+        ran = follows is not None
         if self._has_work and self._run_all(waits=timeout_s != 0.0):
             ran = True
         if not ran and not self.arrivals and timeout_s != 0.0:
@@ -160,20 +170,6 @@ class InlineTransport(Transport):
         while self._to_close:
             host = self._to_close.popleft()  # first: env code that was interrupted is not run again
             self._alarm.bound(self._close_s, host.close)
-
-    def _run_posted(self) -> bool:
-        """Take the steps that were posted; return whether there were any."""
-        stepper, had_work = self._stepper, self._has_work
-        self._has_work = True  # until it is known that no reset follows
-        try:
-            follows = stepper.run(None)
-        except BaseException as error:  # as in `_advance`
-            if stepper.interrupted_env_id is not None:
-                self._abandon(self._host_of[stepper.interrupted_env_id], error)
-            raise
-        if not follows:
-            self._has_work = had_work
-        return follows is not None
 
     def _run_all(self, *, waits: bool) -> bool:
         """Run what else hosts have to do; return whether there was anything.

@@ -153,8 +153,7 @@ def _skip_step(token: int, action: Any) -> None:
 class BlockStepper:
     """Takes the posted steps of all envs of a host.
 
-    A process that has slept runs with cold caches, where each call costs a microsecond: so for a
-    lone env `run` calls nothing but the env.
+    A process that has slept runs with cold caches, where each call costs a microsecond.
 
     Args:
         index: which of the manager's hosts it is.
@@ -247,6 +246,7 @@ class BlockStepper:
         self._steps = [block_row.step for block_row in block_rows]
         self._column_steps = column_steps_of(block_rows)
         self._is_lone = len(block_rows) == 1 and not self._timed
+        self._take = self._take_lone if self._is_lone else self._take_batch
         if not block_rows:
             return
         self._rows = [block_row.row for block_row in block_rows]
@@ -294,63 +294,70 @@ class BlockStepper:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def run(self, await_bell: Callable[[], bool] | None) -> bool | None:
+    def run(self, await_bell: Callable[[], bool]) -> bool | None:
         """Take the steps that are posted, batch after batch, until there is something else to do.
 
-        `await_bell` sleeps until the host is rung for, and returns False if there is more to it
-        than posted steps. Without it one batch is taken.
+        Args:
+            await_bell: sleeps until the host is rung for, and returns False if there is more to it
+                than posted steps.
 
         Returns:
             Whether resets follow the batch that was taken last; None if none was taken since then.
         """
-        if self._next_rows is not None:  # a change of them was interrupted
-            self._set_rows(self._next_rows)
         if not self._block_rows:
             return None
-        index, posted, finished, sleeping = (
-            self._index,
-            self._posted,
-            self._finished,
-            self._sleeping,
-        )
-        n_messages, n_read, own_fence = self._n_messages, self._n_messages_read, self._fence
-        rings, watches, is_lone = self._rings, self._most_s > 0.0, self._is_lone
-        requests, row, tokens, step = self._requests, self._first, self._step_tokens, self._steps[0]
-        number, read = self._readers
+        index, posted, sleeping, own_fence = self._index, self._posted, self._sleeping, self._fence
+        n_messages, n_read, watches = self._n_messages, self._n_messages_read, self._most_s > 0.0
         while True:
-            posting = posted[index]
-            if posting == self._seen:
-                if await_bell is None:
-                    return None
-                if watches and self._spin(posting):
-                    continue
-                sleeping[index] = True
-                with own_fence:
-                    pass
-                is_rung = posted[index] != posting or await_bell()
-                sleeping[index] = False
-                if is_rung:
-                    continue
+            seen = self._seen
+            if posted[index] != seen:
+                follows = self.take_posted()
+                if follows or n_messages[index] != n_read:
+                    return follows
+                continue
+            if watches and self._spin(seen):
+                continue
+            sleeping[index] = True
+            with own_fence:
+                pass
+            is_rung = posted[index] != seen or await_bell()
+            sleeping[index] = False
+            if not is_rung:
                 return None
-            follows: bool | None = not is_lone and self._take_batch(posting)
-            if is_lone and (token := requests[row]) != tokens[0]:
-                try:
-                    self._seen, tokens[0] = posting, token
-                    follows = step(token, read()[0] if number is None else number[0])
-                except BaseException:  # as in `_take_batch`
-                    self.interrupted_env_id = self._block_rows[0].sink.env_id
-                    raise
-            self._seen = posting
-            if posting & RESETS_ASKED:
-                follows = self._take_resets() or follows
-            finished[index] = posting
-            if rings:
-                with own_fence:
-                    pass
-                if sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
-                    self.ring()
-            if follows or await_bell is None or n_messages[index] != n_read:
-                return bool(follows)
+
+    def take_posted(self) -> bool | None:
+        """Take the steps that are posted, one batch.
+
+        Returns:
+            Whether resets follow; None if nothing was posted.
+        """
+        if self._next_rows is not None:  # a change of them was interrupted
+            self._set_rows(self._next_rows)
+        if not self._block_rows or (posting := self._posted[self._index]) == self._seen:
+            return None
+        follows = self._take(posting)
+        self._seen = posting
+        if posting & RESETS_ASKED:
+            follows = self._take_resets() or follows
+        self._finished[self._index] = posting
+        if self._rings:
+            with self._fence:
+                pass
+            if self._sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
+                self.ring()
+        return bool(follows)
+
+    def _take_lone(self, posting: int) -> bool | None:
+        """As `_take_batch`, for an env that is alone."""
+        token, tokens, number = self._requests[self._first], self._step_tokens, self._readers[0]
+        if token == tokens[0]:
+            return False
+        try:
+            self._seen, tokens[0] = posting, token
+            return self._steps[0](token, self._readers[1]()[0] if number is None else number[0])
+        except BaseException:  # as in `_take_batch`
+            self.interrupted_env_id = self._block_rows[0].sink.env_id
+            raise
 
     def _take_batch(self, posting: int) -> bool:
         """Take the steps of a batch; return whether resets follow."""

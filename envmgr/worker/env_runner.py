@@ -620,7 +620,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
 
     step: StepFunction = hot.OrdinaryStep(
         env=env,
-        writer=writer,
+        step_buffer=writer.step_buffer_cell,
         rest=lambda token, result: runner.take_step(sink, token, step_result_of, result),
         failed=partial(runner.report_exception, sink),
         end=end_episode,

@@ -58,8 +58,8 @@ class ObservationWriter:
     Attributes:
         single_array: for those who write observations of steps themselves; None where these are
             not one array each, or have none in the shared memory.
-        step_buffer: the buffer that the next observation of a step takes.
-        reset_buffer: likewise, of a reset.
+        step_buffer_cell: the byte with `step_buffer`, which C reads and writes.
+        reset_buffer: the buffer that the next observation of a reset takes.
         after: for each buffer, the one that the next observation of the same kind takes.
     """
 
@@ -74,11 +74,21 @@ class ObservationWriter:
         self._targets: list[tuple[Any, ...]] | None = None
         self._texts: list[tuple[int, TextLeaf]] = []  # where they are among the leaves
         self.after: list[int] = []
-        self.step_buffer = self.reset_buffer = 0
+        self.step_buffer_cell = bytearray(1)
+        self.reset_buffer = 0
         self.single_array: SingleArray | None = None
         sent = None if self._layout is None else self._layout.lone
         is_plain = sent is not None and sent.dtype.kind in "biuf" and not rules.refuse_non_finite
         self._sent = sent if is_plain else None
+
+    @property
+    def step_buffer(self) -> int:
+        """The buffer that the next observation of a step takes."""
+        return self.step_buffer_cell[0]
+
+    @step_buffer.setter
+    def step_buffer(self, buffer: int) -> None:
+        self.step_buffer_cell[0] = buffer
 
     def attach(self, memory: Any, placement: Placement) -> None:
         """Write into shared memory from now on."""

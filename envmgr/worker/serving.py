@@ -68,7 +68,10 @@ def serve(host: Host, stepper: BlockStepper | None, inbox: Inbox) -> None:
         waiting, ring_is_due = len(resets), stepper is not None and inbox.take_ring_request()
         is_busy = waiting > 0 or ring_is_due or not inbox.is_empty
         if stepper is not None and stepper.has_rows:
-            stepper.run(None if is_busy else inbox.await_bell)
+            if is_busy:
+                stepper.take_posted()
+            else:
+                stepper.run(inbox.await_bell)
             if stepper.has_new_messages():
                 inbox.read()
         elif is_busy:

@@ -146,7 +146,7 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, attached: Any) 
     trainer = os.getppid()
     while os.getppid() == trainer:
         for _ in range(1000):
-            posted.run(None)
+            posted.take_posted()
 
 
 def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int) -> TornReport:

@@ -198,7 +198,7 @@ class Worker:
         """Take the steps that are posted, and the resets after them."""
         if self._posted is not None and self._host is not None and self.is_alive:
             for _ in range(MOST_LOOKS):  # somebody may scribble over what says so
-                taken = self._posted.run(None)
+                taken = self._posted.take_posted()
                 if taken is None and not self._host.pending_resets:
                     break
                 self._host.run_resets(len(self._host.pending_resets))

@@ -330,7 +330,7 @@ class BlockRig:
         """Run what is due; return who was told what by message."""
         self.sent.clear()
         waiting = len(self.host.pending_resets)
-        self.posted.run(None)
+        self.posted.take_posted()
         if asked:
             self.posted.ring()
         if waiting:

@@ -64,7 +64,7 @@ def test_code_that_takes_too_long_is_ended_and_all_is_as_before() -> None:
     signal.setitimer(signal.ITIMER_REAL, 1000.0, 5.0)
     alarm = Alarm()
     alarm.bound(0.001, wait_for_alarm)
-    assert not alarm.is_set
+    assert alarm.before is None
     assert signal.getsignal(signal.SIGALRM) is own
     remaining_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
     assert 0.0 < remaining_s < 1000.0
@@ -91,7 +91,7 @@ def test_what_an_interrupt_keeps_from_being_put_back_is_put_back_later(
     alarm.restore()
     assert signal.getsignal(signal.SIGALRM) is own
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    assert not alarm.is_set
+    assert alarm.before is None
 
 
 @pytest.mark.parametrize("code", [idle, interrupt])
@@ -110,7 +110,7 @@ def test_an_alarm_that_rings_while_it_is_set_or_put_back_ends_nothing_else(
             alarm.bound(1000.0, code)
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    assert not alarm.is_set
+    assert alarm.before is None
 
 
 def test_an_alarm_that_rings_just_before_the_code_sleeps_ends_it_all_the_same() -> None:

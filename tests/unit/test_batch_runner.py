@@ -136,7 +136,7 @@ class Rig:
             token = token_of(self.generations[env_id], self.request_id)
             self.block.requests[env_id] = token
         self.block.posted[0] = posting_of(self.request_id, RING_ONCE)
-        self.follows = self.posted.run(None)
+        self.follows = self.posted.take_posted()
         newest = [token_of(generation, self.request_id) for generation in self.generations]
         replied = np.flatnonzero(self.block.replies == newest).tolist()
         return [*((i, Op.STEPPED) for i in replied), *self.said()]
@@ -673,7 +673,7 @@ def test_steps_in_columns_are_taken_whatever_is_interrupted_before_them() -> Non
         return rig
 
     rig = posted()
-    points = points_of(lambda: rig.posted.run(None))
+    points = points_of(lambda: rig.posted.take_posted())
     before = [point for point in points if point.code.co_filename.endswith("block_steps.py")]
     assert len(before) > 20
     with handlers(lambda: None):
@@ -682,7 +682,7 @@ def test_steps_in_columns_are_taken_whatever_is_interrupted_before_them() -> Non
             with contextlib.suppress(KeyboardInterrupt):
                 interrupt_at(point, functools.partial(rig.posted.run, None), signal.SIGINT)
             if rig.posted.interrupted_env_id is None:
-                rig.posted.run(None)
+                rig.posted.take_posted()
                 is_answered = rig.block.replies == token_of(0, rig.request_id)
                 assert is_answered.all(), str(point)
 

@@ -52,7 +52,7 @@ def test_the_next_episode_begins_after_one_more_batch_at_most() -> None:
     assert rig.envs[2].log == [7]
     rig.run()
     assert rig.envs[2].log == [7, "reset"]
-    assert rig.posted.run(None) is None
+    assert rig.posted.take_posted() is None
 
 
 def test_a_new_env_does_not_do_what_was_posted_for_the_one_before() -> None:
@@ -156,7 +156,7 @@ def test_an_env_that_changes_places_takes_no_step_that_is_for_the_one_in_its_pla
     rig.ask(5, Op.RESET, ResetRequest({}, None, None, PLAN, keeps=True))
     assert [(m.op, m.env_id) for m in rig.sent] == [(Op.RESET_DONE, 5)]
     rig.post(0)
-    assert rig.posted.run(None) is None
+    assert rig.posted.take_posted() is None
     assert rig.run() == []
     assert not rig.has_replied()
 
@@ -264,10 +264,10 @@ def test_an_ordered_reset_says_whom_it_runs() -> None:
 def test_it_says_whether_resets_follow() -> None:
     rig = Rig(2)
     rig.post(0, 1)
-    assert rig.posted.run(None) is False
-    assert rig.posted.run(None) is None, "nothing was posted"
+    assert rig.posted.take_posted() is False
+    assert rig.posted.take_posted() is None, "nothing was posted"
     rig.order(1, also=(0,))
-    assert rig.posted.run(None) is True
+    assert rig.posted.take_posted() is True
 
 
 def test_a_host_watches_for_less_time_when_watching_was_in_vain(
@@ -295,9 +295,9 @@ def test_who_is_interrupted_in_a_batch_is_known_and_the_others_take_their_steps_
     rig.envs[1].gives.append(KeyboardInterrupt())
     rig.post(0, 1, 2)
     with pytest.raises(KeyboardInterrupt):
-        rig.posted.run(None)
+        rig.posted.take_posted()
     assert rig.posted.interrupted_env_id == 1
     assert [env.log for env in rig.envs.values()] == [[7], [7], []]
-    rig.posted.run(None)
+    rig.posted.take_posted()
     assert [env.log for env in rig.envs.values()] == [[7], [7], [7]]
     assert [rig.has_replied(i) for i in range(3)] == [True, False, True]

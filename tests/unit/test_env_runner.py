@@ -464,7 +464,7 @@ def test_an_ordinary_step_is_answered_in_the_block_alone() -> None:
     assert (rig.obs(), rig.reward(), rig.info()) == ([3, 4], 0.5, {})
     assert rig.envs[0].log == [7]
     assert rig.rings == 1
-    assert rig.posted.run(None) is None
+    assert rig.posted.take_posted() is None
 
 
 @pytest.mark.parametrize(
@@ -603,7 +603,7 @@ def test_ordinary_steps_and_ends_enter_few_frames(env_class: Any) -> None:
 
         sys.setprofile(note)
         try:
-            rig.posted.run(None)
+            rig.posted.take_posted()
         finally:
             sys.setprofile(None)
         assert rig.has_replied(0)

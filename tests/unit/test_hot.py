@@ -190,10 +190,6 @@ class _Env:
         return self.gives
 
 
-class _Writer:
-    step_buffer = 0
-
-
 def _column(memory: bytearray, offset: int, count: int, form: str) -> Any:
     """Return a part of a memory that holds on to it, as arrays over it do not."""
     return memoryview(memory)[offset : offset + count * struct.calcsize(form)].cast("B").cast(form)
@@ -209,11 +205,11 @@ class Columns:
         def column(offset: int, count: int, form: str) -> Any:
             return _column(self.memory, offset, count, form)
 
-        self.env, self.writer = _Env(), _Writer()
+        self.env, self.step_buffer = _Env(), bytearray(1)
         self.calls: list[Any] = []
         self.options: dict[str, Any] = {
             "env": self.env,
-            "writer": self.writer,
+            "step_buffer": self.step_buffer,
             "rest": self._note("rest"),
             "failed": self._note("failed"),
             "end": self._note("end"),
@@ -531,7 +527,7 @@ def test_what_is_ordinary_is_taken_in_c_and_nothing_else(
                 assert (columns.flags[1], columns.replies[1]) == (code[buffer], token)
                 assert columns.targets[buffer].tobytes() == result[0].tobytes()
                 buffer = 1 - buffer
-            assert columns.writer.step_buffer == buffer
+            assert columns.step_buffer[0] == buffer
             assert (columns.flags[0], columns.replies[0], columns.rewards[0]) == (0, 0, 0.0)
 
 
@@ -597,7 +593,7 @@ def test_as_many_buffers_as_there_may_be() -> None:
         assert (columns.flags[1], columns.replies[1]) == ((token - 1) % 16, token)
         assert targets[(token - 1) % 16][1] == token
     most = columns.step(codes=[0, (1 << 16) - 1])
-    columns.writer.step_buffer = 1
+    columns.step_buffer[0] = 1
     most(50, 1)
     assert columns.flags[1] == (1 << 16) - 1
 
@@ -630,9 +626,9 @@ def test_an_info_that_was_written_is_flagged(written: Any, expected: int | None)
     if expected is None:
         assert [name for name, _ in columns.calls] == ["rest"]
         assert columns.replies[1] == 0
-        assert columns.writer.step_buffer == 0
+        assert columns.step_buffer[0] == 0
     else:
-        assert (columns.flags[1], columns.replies[1], columns.writer.step_buffer) == (
+        assert (columns.flags[1], columns.replies[1], columns.step_buffer[0]) == (
             expected,
             9,
             1,
@@ -640,18 +636,24 @@ def test_an_info_that_was_written_is_flagged(written: Any, expected: int | None)
 
 
 @in_c
-def test_a_writer_without_a_buffer_or_with_another_is_left_alone() -> None:
+def test_a_buffer_that_there_is_not_is_left_alone() -> None:
     columns = Columns()
     columns.env.gives = (np.ones(2, np.float32), 1.0, False, False, {})
-    for buffer in (-1, 2, "x", 1 << 70):
-        columns.writer.step_buffer = buffer  # type: ignore[assignment]
+    for buffer in (2, 16, 255):
+        columns.step_buffer[0] = buffer
         columns.step()(9, 1)
-    assert [name for name, _ in columns.calls] == ["rest"] * 4
-    with pytest.raises(AttributeError):
-        columns.step(writer=object())(9, 1)
+        assert columns.step_buffer[0] == buffer
+    assert [name for name, _ in columns.calls] == ["rest"] * 3
+    columns.step_buffer[0] = 0
     with pytest.raises(TypeError):
         columns.step()("no token", 1)
     assert not any(columns.replies)
+    for odd in (object(), b"\0", bytearray(0), None):
+        with pytest.raises((TypeError, BufferError, IndexError)):
+            columns.step(step_buffer=odd)
+    for after in ([1], [1, 2], [1, -1], [1, "x"]):
+        with pytest.raises((TypeError, ValueError)):
+            columns.step(after=after)
 
 
 # -- posting ----------------------------------------------------------------------------------
