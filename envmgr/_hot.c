@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 5
+#define ABI 6
 
 static PyObject *name_step, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
@@ -273,8 +273,111 @@ static PyType_Spec infos_spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, infos_slots,
 };
 
-static int is_plain_infos(PyObject *object) {
-    return PyType_GetSlot(Py_TYPE(object), Py_tp_call) == (void *)infos_call;
+/* -- infos of envs in the trainer's process ----------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *infos;     /* a list: where the trainer finds those of each env */
+    PyObject *otherwise; /* (info): hands over an info that is another one, and returns whether it has */
+    PyObject *types;     /* a set of those of values that a copy may share */
+    Py_ssize_t row;
+} HandedInfos;
+
+static int handed_traverse(HandedInfos *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->infos);
+    Py_VISIT(self->otherwise);
+    Py_VISIT(self->types);
+    return 0;
+}
+
+static int handed_clear(HandedInfos *self) {
+    Py_CLEAR(self->infos);
+    Py_CLEAR(self->otherwise);
+    Py_CLEAR(self->types);
+    return 0;
+}
+
+static void handed_dealloc(HandedInfos *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    PyObject_GC_UnTrack(self);
+    handed_clear(self);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+static PyObject *handed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"infos", "row", "otherwise", "types", NULL};
+    PyObject *infos, *otherwise, *types;
+    Py_ssize_t row;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nOO!", names, &PyList_Type, &infos, &row,
+                                     &otherwise, &PyFrozenSet_Type, &types))
+        return NULL;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    HandedInfos *self = (HandedInfos *)alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->infos = Py_NewRef(infos);
+    self->otherwise = Py_NewRef(otherwise);
+    self->types = Py_NewRef(types);
+    self->row = row;
+    return (PyObject *)self;
+}
+
+/* Hand over a copy of an info: a new reference to whether that was done. */
+static PyObject *hand_over(HandedInfos *self, PyObject *info) {
+    PyObject *key, *value, *known = NULL;
+    Py_ssize_t position = 0;
+    if (!PyDict_CheckExact(info))
+        return PyObject_CallFunctionObjArgs(self->otherwise, info, NULL);
+    while (PyDict_Next(info, &position, &key, &value)) {
+        PyObject *type = (PyObject *)Py_TYPE(value);
+        int is_shared = type == known ? 1 : PySet_Contains(self->types, type);
+        if (is_shared < 0) { /* a type without a hash, or whose hash is code of its own */
+            if (!PyErr_ExceptionMatches(PyExc_Exception))
+                return NULL;
+            PyErr_Clear();
+        }
+        if (is_shared != 1)
+            return PyObject_CallFunctionObjArgs(self->otherwise, info, NULL);
+        known = type;
+    }
+    PyObject *copy = PyDict_Copy(info);
+    if (copy == NULL || PyList_SetItem(self->infos, self->row, copy) < 0) /* which takes it over */
+        return NULL;
+    return Py_NewRef(Py_True);
+}
+
+static PyObject *handed_call(HandedInfos *self, PyObject *args, PyObject *kwargs) {
+    PyObject *info;
+    if (!PyArg_ParseTuple(args, "O", &info))
+        return NULL;
+    return hand_over(self, info);
+}
+
+static PyType_Slot handed_slots[] = {
+    {Py_tp_new, handed_new},
+    {Py_tp_dealloc, handed_dealloc},
+    {Py_tp_traverse, handed_traverse},
+    {Py_tp_clear, handed_clear},
+    {Py_tp_call, handed_call},
+    {Py_tp_doc, "Hands infos over to the trainer in the same process: see `worker.sinks.BlockSink`."},
+    {0, NULL},
+};
+
+static PyType_Spec handed_spec = {
+    "envmgr._hot.HandedInfos", sizeof(HandedInfos), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, handed_slots,
+};
+
+/* Write an info by whatever writes those of an env: a new reference to whether it is written. */
+static PyObject *write_by(PyObject *writer, PyObject *info) {
+    void *call = PyType_GetSlot(Py_TYPE(writer), Py_tp_call);
+    if (call == (void *)infos_call)
+        return write_info((PlainInfos *)writer, info);
+    if (call == (void *)handed_call)
+        return hand_over((HandedInfos *)writer, info);
+    return PyObject_CallFunctionObjArgs(writer, info, NULL);
 }
 
 /* -- the worker: one step of one env ---------------------------------------------------------- */
@@ -306,7 +409,6 @@ typedef struct {
     char finite;        /* 'f' or 'd': numbers of an observation have to be finite; else 0 */
     char refuses_non_finite; /* so do rewards */
     uint16_t has_info;  /* the flag of a reply with an info */
-    char writes_plainly; /* `write_info` is a `PlainInfos` */
 } OrdinaryStep;
 
 static int step_traverse(OrdinaryStep *self, visitproc visit, void *arg) {
@@ -439,7 +541,6 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->failed = Py_NewRef(failed);
     self->end = Py_NewRef(end);
     self->write_info = Py_NewRef(write_info);
-    self->writes_plainly = (char)is_plain_infos(write_info);
     self->has_info = (uint16_t)has_info;
     self->arrays = Py_NewRef(targets);
     self->ndarray = Py_NewRef(ndarray);
@@ -626,9 +727,7 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
         goto rest;
     uint16_t code = codes[buffer];
     if (has_info) {
-        PyObject *is_written = self->writes_plainly
-                                   ? write_info((PlainInfos *)self->write_info, info)
-                                   : PyObject_CallFunctionObjArgs(self->write_info, info, NULL);
+        PyObject *is_written = write_by(self->write_info, info);
         if (is_written == NULL)
             goto error;
         Py_DECREF(is_written);
@@ -1283,7 +1382,7 @@ static PyObject *tuple_of(PyObject *type, PyObject **items, Py_ssize_t count) {
 
 #define MAKERS 5
 
-/* A batch, given its type, the env_ids, and what makes its other parts. */
+/* A batch, given its type, the env_ids, and what makes its other parts; None if one of these cannot. */
 static PyObject *made_batch(PyObject *type, PyObject *ids, PyObject *makers) {
     PyObject *items[1 + MAKERS];
     if (!PyTuple_Check(makers) || PyTuple_Size(makers) != MAKERS) {
@@ -1291,12 +1390,15 @@ static PyObject *made_batch(PyObject *type, PyObject *ids, PyObject *makers) {
         return NULL;
     }
     items[0] = Py_NewRef(ids);
-    for (int k = 0; k < MAKERS; k++)
-        if ((items[1 + k] = PyObject_CallNoArgs(PyTuple_GetItem(makers, k))) == NULL) {
+    for (int k = 0; k < MAKERS; k++) {
+        PyObject *item = PyObject_CallNoArgs(PyTuple_GetItem(makers, k));
+        if (item == NULL || item == Py_None) {
             for (int j = 0; j <= k; j++)
                 Py_DECREF(items[j]);
-            return NULL;
+            return item;
         }
+        items[1 + k] = item;
+    }
     return tuple_of(type, items, 1 + MAKERS);
 }
 
@@ -1305,7 +1407,8 @@ PyDoc_STRVAR(hand_out_doc,
              "Hand the timesteps of all rows out as a batch, which is about to be returned, if they have come "
              "and there is a recipe for the flags that all of them have: (type of the batch, env_ids, what "
              "makes its other parts, type of what is handed out, type of what the journal has of it). None "
-             "if Python has to look at them, and nothing was changed.");
+             "if there is none, or something cannot be made: Python has to look at them, and nothing was "
+             "changed.");
 
 static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
     if (!PyDict_Check(recipes)) {
@@ -1329,6 +1432,10 @@ static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
         goto over;
     /* All objects are made before anything is changed; from then on nothing fails. */
     PyObject *batch = made_batch(type, ids, makers);
+    if (batch == Py_None) {
+        result = batch;
+        goto over;
+    }
     PyObject *count = batch == NULL ? NULL : PyLong_FromSsize_t(self->count);
     if (count != NULL && (handed = PyObject_CallNoArgs(handed_type)) != NULL &&
         (before = PyObject_GetAttr(self->statistics, name_timesteps)) != NULL &&
@@ -1638,6 +1745,7 @@ static int module_exec(PyObject *module) {
     if (PyModule_AddIntConstant(module, "ABI", ABI) < 0 ||
         add_type(module, &step_spec, "OrdinaryStep") < 0 ||
         add_type(module, &infos_spec, "PlainInfos") < 0 ||
+        add_type(module, &handed_spec, "HandedInfos") < 0 ||
         add_type(module, &batch_spec, "BatchOfSteps") < 0 ||
         add_type(module, &rows_spec, "OrdinaryRows") < 0)
         return -1;

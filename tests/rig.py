@@ -5,6 +5,7 @@ Steps travel by message, or through the block: `over_routes` runs a module's tes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from envmgr.core.submit import submit_calls
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState
-from envmgr.policy import Deadlines, FailurePolicy, StartCaps
+from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy, StartCaps
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import RING_EACH
 from envmgr.wire.messages import AfterStep, Message, Op, ResetRequest
@@ -241,7 +242,7 @@ class Rig:
     @property
     def gather(self) -> Gather:
         """A gather over these envs."""
-        return Gather(self.engine)
+        return Gather(self.engine, GatherPolicy(math.inf))
 
     # -- what hosts do ----------------------------------------------------------------------
 

@@ -305,7 +305,9 @@ class FixedBatches:
 
     def _receive(self, step: Step, timeout_s: float | None) -> Rows | None:
         batches = step.batches
-        missing = len(step.env_ids) - sum(len(batch.env_ids) for batch in batches)
+        missing = len(step.env_ids)
+        if batches:
+            missing -= sum(len(batch.env_ids) for batch in batches)
         if missing:
             self._keep(batches, missing, timeout_s)
             if len(batches[-1].env_ids) < missing:

@@ -201,7 +201,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
             ActionError, TypeError, ValueError: the actions do not fit; no env was stepped.
         """
         self._begin(actions, None)
-        return self.step_wait()
+        return self._step_taken(None)
 
     def step_async(self, actions: Any) -> None:
         """Send actions; `step_wait` returns what came of them."""
@@ -258,7 +258,13 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         self._call.require("step")
         if self._batches.unseen:
             self._refuse_unseen()
-        step = cast("Step", self._batches.step)
+        return self._step_taken(timeout)
+
+    def _step_taken(self, timeout: float | None) -> GymStep:
+        """Return what came of the step that is under way."""
+        step: Any = self._batches.step
+        if step is None:  # a signal handler has closed this
+            self._call.require("step")
         if step.result is None:  # else Ctrl-C came after it was there
             step.result = self._received(step, timeout)
         if step.result is None:

@@ -453,6 +453,14 @@ class Collector:
         infos = None if self._replies is None else self._replies.infos(selection)
         return None if infos is None or infos.odd else infos
 
+    def _batch_infos(self, selection: Selection, flags: int) -> BatchInfos | None:
+        """As `_infos_of_all`, for a batch of envs whose replies all have these flags."""
+        infos = self._infos_of_all(selection)
+        if infos is None:
+            selection.recipes.pop(flags, None)  # until such infos are alike again
+            return None
+        return BatchInfos(_make_remarks((flags, selection.count, _EMPTY, _EMPTY, infos)))
+
     def _misreads(self, texts: Arena | Arenas, selection: Selection, buffers: Any) -> bool:
         """Read the texts of observations; whether one makes no sense, whose env is `left` then."""
         odd = texts.read_texts(selection.ids, buffers)
@@ -595,15 +603,12 @@ class Collector:
             self._go_on(collected)
         return timesteps
 
-    def arrays(self, collected: HandedOut) -> ArrayBatch | None:
+    def arrays(self, collected: Collected) -> ArrayBatch | None:
         """Read what was taken, and hand it out as arrays.
 
         Returns:
             None if they have to be put together from `timesteps`: nothing was handed out.
         """
-        if not isinstance(collected, Collected):
-            batch: ArrayBatch = collected.result
-            return batch
         selection, block, remarks = collected.selection, collected.block, collected.remarks
         odd = remarks.specials and remarks.have_rewards_of_different_shapes
         if selection is None or block is None or collected.kept or odd:
@@ -615,13 +620,18 @@ class Collector:
             return None
         if collected.in_c is not None and window is not None:
             none, numbers = selection.none.copy, window.rewards.copy
-            infos = partial(BatchInfos, remarks)
-            if remarks.infos is None and arena is not None and not arena.has_texts:
+            if arena is not None and not arena.has_texts:
                 # The next time `take_arrays` hands out what says the same.
+                infos = (
+                    partial(BatchInfos, remarks)
+                    if remarks.infos is None
+                    else partial(self._batch_infos, selection, usual)
+                )
                 makers = arena.maker(selection, collected.buffers), numbers, none, none, infos
                 recipe = ArrayBatch, selection.array, makers, HandedOut, Returning
                 selection.recipes[usual] = recipe
-            batch = _make_batch((selection.array, obs, numbers(), none(), none(), infos()))
+            parts = selection.array, obs, numbers(), none(), none(), BatchInfos(remarks)
+            batch = _make_batch(parts)
             self._deliver_in_c(collected, batch, in_arena=True)
             return batch
         if window is not None and usual < _WIDE:
@@ -796,6 +806,8 @@ class BatchInfos(Sequence[dict[str, Any]]):
     def abnormal(self) -> Sequence[int]:
         """Where steps were abnormal, ascending; no info says so that is not looked at by itself."""
         details = self._remarks.details
+        if not details:
+            return []  # not (): that would index all
         return [position for position, (info, _) in details.items() if is_abnormal(info)]
 
     def columns(self) -> InfoColumns:

@@ -56,15 +56,15 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 """They learn that they are in a fork; asking for the pid in every call costs more."""
 
 
-def end_in_fork() -> None:
+def refuse_in_fork() -> None:
     """Have the engines of the process that this is a fork of do nothing here."""
     for engine in list(_engines):
-        engine.refuses = engine.in_fork = True
+        engine.in_fork = engine.refuses = True
     _engines.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=end_in_fork)
+    os.register_at_fork(after_in_child=refuse_in_fork)
 
 _frame = sys._getframe
 
@@ -976,8 +976,6 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
         )
 
 
-_ALL = GatherPolicy(math.inf)
-
 _NONE_READY = ". No env takes one now: ready_obs waits until one does, or says why none will"
 
 _A_MOMENT_S = 0.001
@@ -997,14 +995,14 @@ class Gather:
     Attributes:
         policy: as given.
         wants_all: by the policy, everything that is outstanding is gathered.
-        ring: when workers ring for what is sent and gathered by two calls: as the latest gathered.
+        ring: when workers ring for actions that one call sends and another one gathers, as
+            `Submitter.by_id` takes it. Who gathers sets it by how much that was.
     """
 
-    def __init__(self, engine: Engine, policy: GatherPolicy = _ALL) -> None:
+    def __init__(self, engine: Engine, policy: GatherPolicy) -> None:
         self._engine = engine
         self.policy = policy
         self._supervisor = supervisor = engine.supervisor
-        self._submitter = supervisor.submitter
         self._collector = supervisor.collector
         self._table = supervisor.table
         self._repair = supervisor.repair
@@ -1084,7 +1082,7 @@ class Gather:
         Raises:
             NothingReadyError: nothing is outstanding.
         """
-        supervisor, submitter = self._supervisor, self._submitter
+        supervisor, submitter = self._supervisor, self._supervisor.submitter
         posts = submitter.posts
         outstanding = supervisor.statistics.outstanding
         if not outstanding:

@@ -16,6 +16,7 @@ from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_c
 from envmgr.core import (
     NOBODY,
     ArrayBatch,
+    Collected,
     HandedOut,
     Phase,
     ReadyBatch,
@@ -650,18 +651,25 @@ class EnvManager:
         *,
         as_arrays: bool = False,
     ) -> HandedOut | None:
+        """Gather as `recv` was asked to."""
         wants_all, policy = gather.wants_all, gather.policy
-        is_usual = min_ready is None and timeout_s is None
-        if is_usual:
-            if wants_all:
-                gather.ring = RING_LAST
+        if timeout_s is None:
             posted = supervisor.submitter.posted_in_c()
-            if posted is not None and (wants_all or policy.needed(posted.count) == posted.count):
-                return gather.exactly(posted, as_arrays=as_arrays)
+            if posted is not None:
+                count, needed = posted.count, min_ready
+                if needed is None:
+                    needed = count if wants_all else policy.needed(count)
+                if type(needed) is int and needed == count:  # all that is outstanding
+                    if wants_all:
+                        gather.ring = RING_LAST
+                    return gather.exactly(posted, as_arrays=as_arrays)
         outstanding = supervisor.statistics.outstanding
         if not outstanding:
+            self._running.engine.refuse_if_closed()  # by a signal handler, in this call
             self._surface(supervisor)
-        if is_usual:
+        if min_ready is None and timeout_s is None:
+            if wants_all:
+                gather.ring = RING_LAST
             return gather.some(policy, as_arrays=as_arrays)
         if min_ready is not None:
             min_ready = validate.checked_min_ready(min_ready)
@@ -745,7 +753,7 @@ class EnvManager:
             env_ids: k env_ids: an array (k,), or a list.
             actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
         """
-        running = self._running  # once: what `__getattr__` is behind is slow to read
+        running = self._running  # once: a class with `__getattr__` is slow to read
         with running.calling as supervisor:
             repair = supervisor.repair
             if repair.fatal_errors or repair.urgent:
@@ -772,9 +780,11 @@ class EnvManager:
             collected = self._receive(
                 supervisor, running.gather, min_ready, timeout_s, as_arrays=True
             )
-            batch = None if collected is None else collected.result
-            if batch is None and collected is not None:
+            batch: ArrayBatch | None
+            if isinstance(collected, Collected):
                 batch = supervisor.collector.arrays(collected)
+            else:  # that was done, if there is anything
+                batch = None if collected is None else collected.result
             if batch is None:
                 timesteps = self._deliver(supervisor, collected)
                 batch = array_batch(timesteps, self._known.forms.codec_of(timesteps))

@@ -153,6 +153,7 @@ class InlineTransport(Transport):
         except BaseException as error:  # as in `_advance`
             if stepper.interrupted_env_id is not None:
                 self._abandon(self._host_of[stepper.interrupted_env_id], error)
+                stepper.interrupted_env_id = None
             raise
         if not follows:
             self._has_work = had_work

@@ -1,7 +1,7 @@
 """Takes the steps that the trainer posts in the shared block, for all envs of a host.
 
 The trainer writes actions and tokens into the rows of envs, and then a number into `posted` of
-their host. The host (`BlockStepper.run`) reads the actions of all of its rows at once
+their host. The host (`BlockStepper.take_posted`) reads the actions of all of its rows at once
 (`ActionReader`), has the envs take their steps one after another, each of which answers in the
 block, and rings for the trainer if that sleeps. `TimedBlockStepper` also writes down how long steps
 and resets take.
@@ -153,8 +153,6 @@ def _skip_step(token: int, action: Any) -> None:
 class BlockStepper:
     """Takes the posted steps of all envs of a host.
 
-    A process that has slept runs with cold caches, where each call costs a microsecond.
-
     Args:
         index: which of the manager's hosts it is.
         ring: rings the trainer's bell; None where it is the trainer who runs the steps.
@@ -163,8 +161,8 @@ class BlockStepper:
 
     Attributes:
         ring: rings the trainer's bell.
-        interrupted_env_id: the env whose code `run` was running when an exception went through it
-            (Ctrl-C, where envs run in the caller); None if that was no env's code.
+        interrupted_env_id: the env whose code `take_posted` was running when an exception went
+            through it (Ctrl-C, where envs run in the caller); None if that was no env's code.
     """
 
     def __init__(
@@ -304,8 +302,6 @@ class BlockStepper:
         Returns:
             Whether resets follow the batch that was taken last; None if none was taken since then.
         """
-        if not self._block_rows:
-            return None
         index, posted, sleeping, own_fence = self._index, self._posted, self._sleeping, self._fence
         n_messages, n_read, watches = self._n_messages, self._n_messages_read, self._most_s > 0.0
         while True:

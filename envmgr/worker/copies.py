@@ -48,13 +48,14 @@ def copied_reply(message: Message) -> Message:
 
 def copied_info(info: dict[Any, Any]) -> dict[Any, Any]:
     """Return a copy of an info, as `copied_reply` makes it."""
-    if _UNCHANGEABLE.issuperset(map(type, info.values())):
+    if UNCHANGEABLE.issuperset(map(type, info.values())):
         return info.copy()
     copied: dict[Any, Any] = _copied(info)
     return copied
 
 
-_UNCHANGEABLE = frozenset((float, int, bool, str, type(None), np.float64, np.float32, np.int64))
+UNCHANGEABLE = frozenset((float, int, bool, str, type(None), np.float64, np.float32, np.int64))
+"""The types of values that an info and its copy may share."""
 
 
 def _as_it_is(value: Any) -> Any:

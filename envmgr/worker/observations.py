@@ -140,12 +140,12 @@ class ObservationWriter:
             and observation.shape == single.shape
             and (single.finite is None or single.finite(observation) == 0.0)
         ):
-            buffer = self.reset_buffer if of_reset else self.step_buffer
+            buffer = self.reset_buffer if of_reset else self.step_buffer_cell[0]
             single.targets[buffer][...] = observation
             if of_reset:
                 self.reset_buffer = self.after[buffer]
             else:
-                self.step_buffer = self.after[buffer]
+                self.step_buffer_cell[0] = self.after[buffer]
             return buffer
         sent = self._sent
         if (
@@ -217,7 +217,7 @@ class ObservationWriter:
 
     def _commit(self, leaves: Sequence[Any], of_reset: bool) -> int:
         """Write checked leaves into the next buffer and return its number."""
-        buffer = self.reset_buffer if of_reset else self.step_buffer
+        buffer = self.reset_buffer if of_reset else self.step_buffer_cell[0]
         for target, value in zip(
             self._targets[buffer] if self._targets else (), leaves, strict=True
         ):
@@ -228,7 +228,7 @@ class ObservationWriter:
         if of_reset:
             self.reset_buffer = self.after[buffer]
         else:
-            self.step_buffer = self.after[buffer]
+            self.step_buffer_cell[0] = self.after[buffer]
         return buffer
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from envmgr.env.contract import EnvContractError, StepResult, info_of
 from envmgr.env.vector_infos import NumberColumn
+from envmgr.hot import hot
 from envmgr.spaces import NonFiniteError, ValueMismatchError
 from envmgr.spaces.interrupts import came_through_a_handler, pass_interrupt_on
 from envmgr.wire.block import (
@@ -41,7 +42,7 @@ from envmgr.wire.info_forms import (
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op, RemoteFailure, make_message
 from envmgr.wire.rewards import FIRST_ARRAY, FIRST_WIDE, kind_of_reward
-from envmgr.worker.copies import copied_info
+from envmgr.worker.copies import UNCHANGEABLE, copied_info
 
 Send = Callable[[Any], None]
 
@@ -234,8 +235,8 @@ class BlockSink(MessageSink):
         self.write_reset_info: WriteInfo
         self._note_odd = self._note_odd_reset = _ignore
         if (handed_over := block.plan.handed_over) is not None:
-            self.write_info = partial(_hand_over, handed_over.infos, row)
-            self.write_reset_info = partial(_hand_over, handed_over.reset_infos, row)
+            self.write_info = _handing_over(handed_over.infos, row)
+            self.write_reset_info = _handing_over(handed_over.reset_infos, row)
         else:
             numbers = items(block.info_forms), items(block.reset_info_forms)
             records = items(block.infos[row]), items(block.reset_infos[row])
@@ -396,6 +397,14 @@ def _ignore(info: dict[Any, Any]) -> None:
 
 
 WriteInfo = Callable[[dict[Any, Any]], bool]
+
+
+def _handing_over(infos: list[Any], row: int) -> WriteInfo:
+    """Return what puts copies of infos where the trainer, in the same process, finds them."""
+    function: WriteInfo = partial(_hand_over, infos, row)
+    if hot is not None:
+        function = hot.HandedInfos(infos=infos, row=row, otherwise=function, types=UNCHANGEABLE)
+    return function
 
 
 def _hand_over(infos: list[Any], row: int, info: dict[Any, Any]) -> bool:

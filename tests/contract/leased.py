@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-RAISE, DIE, HANG, SLOW, END = 9001, 9002, 9003, 9004, 9005
+RAISE, DIE, HANG, SLOW, END, AT_GATE = 9001, 9002, 9003, 9004, 9005, 9006
 """Actions; others are steps that are told of."""
 
 SLOW_S = 0.3
@@ -28,12 +28,15 @@ class Told(gymnasium.Env[Any, Any]):
 
     def __init__(self) -> None:
         self._seed, self._steps = -1, 0
+        self._gate = ""
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         self._seed, self._steps = -1 if seed is None else seed, 0
         if options and options.get("hang"):
             let_go.wait(600.0)
+        if options and "gate" in options:
+            self._gate = options["gate"]
         where = {"pid": os.getpid(), "thread": threading.current_thread().name}
         return np.array([self._seed, 0.0, -1.0]), {"options": dict(options or {}), **where}
 
@@ -47,6 +50,8 @@ class Told(gymnasium.Env[Any, Any]):
             let_go.wait(600.0)
         if action == SLOW:
             time.sleep(SLOW_S)
+        if action == AT_GATE:
+            os.close(os.open(self._gate, os.O_RDONLY))  # a FIFO: until somebody opens it to write
         self._steps += 1
         obs = np.array([self._seed, self._steps, action], np.float64)
         info = {"steps": self._steps, "thread": threading.current_thread().name}

@@ -175,6 +175,7 @@ def test_envs_that_are_renewed_begin_with_the_forms_of_the_others() -> None:
             batch = manager.recv_arrays()
             infos: Any = batch.infos
             assert bool(len(batch.abnormal)) == bool(actions.any())
+            assert len(batch.reward[batch.abnormal]) == len(batch.abnormal), "they are an index"
             assert all(info.get("abnormal") or info["n"] == i for i, info in enumerate(infos))
             if k >= KNOWN and not actions.any():
                 assert type(infos._remarks.infos) is RecordBatch, k

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ from envmgr.errors import (
 )
 from envmgr.outcomes import OutcomeStatus
 from tests.contract.cancelled import cancel_everywhere, cancel_launch_and_close
-from tests.contract.leased import DIE, END, HANG, RAISE, SLOW, SLOW_S, Told, let_go
+from tests.contract.leased import AT_GATE, DIE, END, HANG, RAISE, SLOW, SLOW_S, Told, let_go
 from tests.contract.leased_stress import stress
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -181,28 +182,32 @@ def test_inline_one_thread_runs_all_code_of_envs() -> None:
 
 
 @killable
-def test_a_slow_env_keeps_nobody_waiting(cfg: dict[str, Any]) -> None:
+def test_a_slow_env_keeps_nobody_waiting(cfg: dict[str, Any], tmp_path: Path) -> None:
     if "num_workers" in cfg:
         return  # where envs take turns
+    gate = str(tmp_path / "gate")
+    os.mkfifo(gate)
     with make(cfg) as manager:
-        slow_began, slow_ended = threading.Event(), threading.Event()
+        slow_began, opened = threading.Event(), list[int]()
 
         def slow() -> None:
             with manager.lease() as env:
-                env.reset()
+                env.reset(options={"gate": gate})
                 slow_began.set()
-                env.step(SLOW)
-                slow_ended.set()
+                env.step(AT_GATE)
 
         def quick() -> None:
-            with manager.lease() as env:
-                env.reset()
-                slow_began.wait(PATIENCE_S)
-                for k in range(10):
-                    env.step(k)
-                assert not slow_ended.is_set()
+            try:
+                with manager.lease() as env:
+                    env.reset()
+                    slow_began.wait(PATIENCE_S)
+                    for k in range(10):
+                        env.step(k)
+            finally:
+                opened.append(os.open(gate, os.O_RDWR))
 
         in_threads(2, lambda k: (slow, quick)[k]())
+        os.close(opened[0])
 
 
 # -- failures, limits ------------------------------------------------------------------------------

@@ -867,7 +867,9 @@ def _take(side: Side, ids: list[int], *, in_arrays: bool, gives_back: bool) -> A
     if taken is None:
         return arrived, left
     was_in_c = not isinstance(taken, collect.Collected) or taken.in_c is not None
-    result = collector.arrays(taken) if in_arrays else collector.timesteps(taken)
+    result = taken.result  # if it was made in C, and handed out
+    if isinstance(taken, collect.Collected):
+        result = collector.arrays(taken) if in_arrays else collector.timesteps(taken)
     if in_arrays and result is None:
         result = collector.timesteps(taken)
     infos = list(result.infos) if isinstance(result, collect.ArrayBatch) else None

@@ -446,7 +446,8 @@ class Wire:
             supervisor.submitter.checked(actions, RING_ONCE, None)
             supervisor.repair.answer_unexecuted()
         timesteps: dict[int, EnvTimestep] = {}
-        gather, policy = Gather(self.engine), GatherPolicy(float("inf"), 0.0)
+        policy = GatherPolicy(float("inf"), 0.0)
+        gather = Gather(self.engine, policy)
         while supervisor.statistics.outstanding:
             taken = gather.some(policy, exactly=True)
             got = {} if taken is None else supervisor.collector.timesteps(taken)

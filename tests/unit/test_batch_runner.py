@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -680,7 +679,7 @@ def test_steps_in_columns_are_taken_whatever_is_interrupted_before_them() -> Non
         for point in before:
             rig = posted()
             with contextlib.suppress(KeyboardInterrupt):
-                interrupt_at(point, functools.partial(rig.posted.run, None), signal.SIGINT)
+                interrupt_at(point, rig.posted.take_posted, signal.SIGINT)
             if rig.posted.interrupted_env_id is None:
                 rig.posted.take_posted()
                 is_answered = rig.block.replies == token_of(0, rig.request_id)

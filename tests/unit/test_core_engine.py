@@ -417,7 +417,7 @@ def test_a_call_that_is_refused_beside_another_keeps_no_lock() -> None:
 def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "_engines", weakref.WeakSet())  # none of other tests
     rig = Rig().launch()
-    engine_module.end_in_fork()
+    engine_module.refuse_in_fork()
     with pytest.raises(ManagerClosedError, match="fork of the one"), rig.engine.calling:
         pytest.fail("it was let in")
     rig.engine.close(0.0)

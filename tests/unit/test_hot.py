@@ -26,6 +26,7 @@ from envmgr import EnvTimestep
 from envmgr.hot import ABI, PURE, hot
 from envmgr.wire.block import DONE, HAS_INFO, PLAIN_END, PLAIN_END_BITS, block_is_possible
 from envmgr.wire.info_columns import InfoColumn
+from envmgr.worker.copies import UNCHANGEABLE
 from tests.cases import for_each
 from tests.fuzz.hot import Different, compare, fuzz, trainer_cases, worker_cases
 from tests.rig import Rig
@@ -635,6 +636,90 @@ def test_an_info_that_was_written_is_flagged(written: Any, expected: int | None)
         )
 
 
+class _Number(float):
+    """Not exactly a float."""
+
+
+class _Unhashable(type):
+    """Its classes have no hash."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Odd(metaclass=_Unhashable):
+    """Of a class without a hash."""
+
+
+class _Infos(dict):  # type: ignore[type-arg]
+    """Not exactly a dict."""
+
+
+@in_c
+@pytest.mark.parametrize(
+    ("info", "is_plain"),
+    [
+        ({"x": 1.5, "n": 2, "s": "text", "none": None, "b": True, "f": np.float64(3.0)}, True),
+        ({1: 1.0, None: 2.0}, True),
+        ({"x": 1.0, "a": np.zeros(2)}, False),
+        ({"x": {"y": 1.0}}, False),
+        ({"x": [1.0]}, False),
+        ({"x": _Number(1.0), "y": 1.0}, False),
+        ({"y": 1.0, "x": _Number(1.0)}, False),
+        ({"x": 1.0, "odd": _Odd()}, False),
+        (_Infos(x=1.0), False),
+    ],
+)
+def test_infos_are_handed_over_as_copies(info: Any, is_plain: bool) -> None:
+    infos: list[Any] = ["first", "mine", "last"]
+    others: list[Any] = []
+
+    def otherwise(info: Any) -> bool:
+        others.append(info)
+        return False
+
+    write = hot.HandedInfos(infos=infos, row=1, otherwise=otherwise, types=UNCHANGEABLE)
+    assert write(info) is is_plain
+    assert infos[::2] == ["first", "last"]
+    if is_plain:
+        assert others == []
+        assert infos[1] == info
+        assert infos[1] is not info
+        assert list(map(id, infos[1].values())) == list(map(id, info.values()))
+    else:
+        assert [id(one) for one in others] == [id(info)]
+        assert infos[1] == "mine"
+    columns = Columns()
+    columns.env.gives = (np.ones(2, np.float32), 1.0, False, False, info)
+    columns.step(write_info=write)(9, 1)
+    assert columns.flags[1] == (16 | HAS_INFO if is_plain else 0)
+
+
+@in_c
+def test_infos_that_cannot_be_handed_over_are_refused() -> None:
+    with pytest.raises(TypeError):
+        hot.HandedInfos(infos=(), row=0, otherwise=bool, types=UNCHANGEABLE)
+    with pytest.raises(TypeError):
+        hot.HandedInfos(infos=[], row=0, otherwise=bool, types={float})
+    with pytest.raises(IndexError):
+        hot.HandedInfos(infos=[], row=0, otherwise=bool, types=UNCHANGEABLE)({"x": 1.0})
+    write = hot.HandedInfos(infos=[None], row=0, otherwise=bool, types=UNCHANGEABLE)
+    with pytest.raises(TypeError):
+        write()
+    infos: list[Any] = [None]
+
+    def hand_over() -> None:
+        one = hot.HandedInfos(infos=infos, row=0, otherwise=bool, types=UNCHANGEABLE)
+        one({"x": [object()][0], "y": 1.0})
+        one({str(k): float(k) for k in range(5)})
+        infos.append(one)  # around in a circle
+        infos.pop()
+
+    assert grown_by(hand_over) == {}
+
+
 @in_c
 def test_a_buffer_that_there_is_not_is_left_alone() -> None:
     columns = Columns()
@@ -921,6 +1006,17 @@ def test_what_is_not_ordinary_is_not_handed_out_in_c() -> None:
 
 
 @in_c
+def test_without_a_part_that_cannot_be_made_nothing_is_handed_out() -> None:
+    replied = Replied()
+    for k in range(5):
+        made, replied.makers[k] = replied.makers[k], lambda: None
+        assert replied.hand_out() is None
+        assert replied.is_untouched()
+        replied.makers[k] = made
+    assert type(replied.hand_out()) is _HandedOut
+
+
+@in_c
 def test_what_cannot_be_handed_out_stays() -> None:
     replied = Replied()
 
@@ -960,11 +1056,17 @@ def test_what_cannot_be_handed_out_stays() -> None:
 @in_c
 def test_nothing_of_a_batch_is_kept() -> None:
     replied, number = Replied(), itertools.count(1 << 40)
-    parts = [[lambda: [object()]], [lambda: next(number)], [lambda: 1 // 0]]
+    parts = [[lambda: [object()]], [lambda: next(number)], [lambda: 1 // 0], [lambda: None]]
     odd_types = [dict, object, int]
 
     def hand_out() -> None:
-        for makers in (parts[0] * 5, parts[1] * 5, parts[1] * 4 + parts[2], parts[0]):
+        for makers in (
+            parts[0] * 5,
+            parts[1] * 5,
+            parts[1] * 4 + parts[2],
+            parts[1] * 4 + parts[3],
+            parts[0],
+        ):
             replied.makers = makers
             replied.come()
             _quietly(replied.hand_out)
