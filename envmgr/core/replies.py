@@ -862,7 +862,8 @@ class ReplyDispatcher:
     def _find_running(self, group: HostGroup) -> None:
         """Something has happened to a host: which of its envs was running then?"""
         if self._replies is not None and group.is_shared and not group.is_retired:
-            group.running = group.running or group.by_id.get(self._replies.running_in(group.index))
+            running = self._replies.running_in(group.index)  # in any case: see there
+            group.running = group.running or group.by_id.get(running)
 
     def _break_off(self, env: ManagedEnv, reason: str) -> None:
         """The host of an env has broken the protocol."""

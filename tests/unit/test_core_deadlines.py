@@ -501,6 +501,29 @@ def test_a_host_that_shows_an_env_that_does_nothing_is_not_waited_for(shown: int
     assert isinstance(rig.error(0), EnvTimeout)
 
 
+def test_what_a_host_ran_that_exceeded_a_limit_is_not_what_the_next_one_runs() -> None:
+    policy = FailurePolicy(retry_waiting_s=0.0)
+    deadlines = Deadlines(step_s=2.0, connect_s=8.0)
+    rig = shared(2, has_block=True, policy=policy, deadlines=deadlines)
+    assert rig.transport.shared is not None
+    block = rig.transport.shared.block
+    assert block is not None
+    rig.send({0: 1, 1: 1})
+    block.running[:], block.since[:] = 1 + 1, rig.clock()
+    rig.run(2.0)
+    assert rig.transport.killed
+    assert "env 1 " in str(rig.error(1))
+    assert "step_timeout" in str(rig.error(1))
+    rig.run(0.25)  # its death comes, and another one is started
+    assert block.running.tolist() == [0]
+    rig.began(0)
+    rig.run(7.5)
+    assert len(rig.supervisor.statistics.latest_failures) == 1
+    rig.run(0.25)
+    text = str(rig.supervisor.statistics.latest_failures[-1])
+    assert "env 0 (generation 1) exceeded the 8 s of connect_timeout" in text
+
+
 def test_what_a_dead_host_ran_is_not_held_against_the_host_that_replaces_it() -> None:
     policy = FailurePolicy(max_failures=0, drop_exhausted=True, retry_waiting_s=0.0)
     rig = shared(2, policy=policy, deadlines=Deadlines(step_s=2.0, reset_s=2.0, close_s=1.0))
