@@ -65,8 +65,16 @@ def columns_of(infos: Sequence[Any], *, hidden: frozenset[str] = OF_STEPS) -> In
         infos: of which those that are no dicts have no values here.
         hidden: keys that are left out.
     """
+    count = len(infos)
+    if count and type(infos[0]) is dict:
+        keys = infos[0].keys()
+        if all(type(info) is dict and info.keys() == keys for info in infos):
+            alike = {key: [info[key] for info in infos] for key in keys if key not in hidden}
+            everywhere = slice(None)
+            columns = {key: _column(count, everywhere, values) for key, values in alike.items()}
+            return InfoColumns(columns, np.ones(count, np.bool_))
     found: dict[str, tuple[list[int], list[Any]]] = {}
-    present = np.zeros(len(infos), np.bool_)
+    present = np.zeros(count, np.bool_)
     for position, info in enumerate(infos):
         if type(info) is not dict:
             continue
@@ -76,7 +84,7 @@ def columns_of(infos: Sequence[Any], *, hidden: frozenset[str] = OF_STEPS) -> In
                 positions, values = found.setdefault(key, ([], []))
                 positions.append(position)
                 values.append(value)
-    columns = {key: _column(len(infos), *column) for key, column in found.items()}
+    columns = {key: _column(count, *column) for key, column in found.items()}
     return InfoColumns(columns, present)
 
 
@@ -88,12 +96,14 @@ def without_ends(columns: InfoColumns) -> InfoColumns:
     return InfoColumns(kept, columns.present)
 
 
-def _column(count: int, positions: list[int], values: list[Any]) -> Any:
+def _column(count: int, positions: list[int] | slice, values: list[Any]) -> Any:
+    """Return a column of values at some positions, or at all."""
     first = values[0]
     kinds = set(map(type, values))
+    at = range(count)[positions] if isinstance(positions, slice) else positions
     if kinds == {dict}:
         nested: list[Any] = [None] * count
-        for position, value in zip(positions, values, strict=True):
+        for position, value in zip(at, values, strict=True):
             nested[position] = value
         return columns_of(nested, hidden=frozenset())
     present = np.zeros(count, np.bool_)
@@ -106,7 +116,7 @@ def _column(count: int, positions: list[int], values: list[Any]) -> Any:
         except (OverflowError, ValueError):  # an integer of more than 64 bits
             pass
     column = np.full(count, None, dtype=object)
-    for position, value in zip(positions, values, strict=True):
+    for position, value in zip(at, values, strict=True):
         column[position] = value
     return InfoColumn.of(column, present, type(first) if len(kinds) == 1 else None)
 
