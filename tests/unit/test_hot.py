@@ -788,6 +788,22 @@ def test_a_step_is_posted_whole() -> None:
 
 
 @in_c
+def test_what_is_no_posting_is_refused() -> None:
+    posting = Posting()
+    right = posting.selection, {0: 0, 1: 4, 2: 2, 3: 3}, 0, 9, 75, False, None
+    for odd in (
+        right[:6],
+        (*right, None),
+        (*right[:2], "x", *right[3:]),
+        (*right[:3], -1, 75, 0, 0),
+    ):
+        with pytest.raises((TypeError, OverflowError)):
+            posting.rows.post(*odd)
+    assert posting.is_untouched()
+    assert posting.rows.post(*right) == 1
+
+
+@in_c
 @for_each(
     "form, actions",
     [
