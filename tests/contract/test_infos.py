@@ -14,6 +14,7 @@ import pytest
 
 from envmgr import create_env_manager
 from envmgr.collect import EpisodeCollector, RolloutCollector
+from envmgr.core.replies import BlockReplies
 from envmgr.errors import ConfigError
 from envmgr.wire.block import block_is_possible
 from envmgr.wire.info_forms import RecordBatch
@@ -278,3 +279,34 @@ def test_what_are_no_keys_of_infos(keys: Any) -> None:
         for make in (partial(RolloutCollector, n_steps=3), EpisodeCollector):
             with pytest.raises(ConfigError, match="info_keys should be a list"):
                 make(manager, info_keys=keys)
+
+
+@for_each("kind", ["base", "subprocess"])
+@for_each("before", [True, False])
+def test_an_interrupt_while_infos_are_read_costs_no_timestep(
+    kind: str, before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [partial(Telling, i) for i in range(N)]
+    with create_env_manager({"type": kind}, env_fn=made) as manager:
+        ids, actions = list(range(N)), np.zeros(N, np.int64)
+        for _ in range(KNOWN + 4):
+            manager.send_arrays(ids, actions)
+            expected = list(manager.recv_arrays().infos)
+        manager.send_arrays(ids, actions)
+        read, interrupts = BlockReplies.infos, [KeyboardInterrupt]
+
+        def infos(self: BlockReplies, *args: Any) -> Any:
+            found = None if before else read(self, *args)
+            if interrupts:
+                raise interrupts.pop()
+            return read(self, *args) if before else found
+
+        monkeypatch.setattr(BlockReplies, "infos", infos)
+        with pytest.raises(KeyboardInterrupt):
+            manager.recv_arrays()
+        assert manager.stats()["outstanding"] == N
+        batch = manager.recv_arrays()
+        assert batch.env_ids.tolist() == ids
+        for was, now in zip(expected, batch.infos, strict=True):
+            assert (now["n"], now["x"]) == (was["n"], was["x"] + 1.5)
+        assert manager.stats()["outstanding"] == 0
