@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 6
+#define ABI 7
 
 static PyObject *name_step, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
@@ -279,7 +279,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *infos;     /* a list: where the trainer finds those of each env */
     PyObject *otherwise; /* (info): hands over an info that is another one, and returns whether it has */
-    PyObject *types;     /* a set of those of values that a copy may share */
+    PyObject *types;     /* those of values that a copy may share */
     Py_ssize_t row;
 } HandedInfos;
 
@@ -311,7 +311,7 @@ static PyObject *handed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     PyObject *infos, *otherwise, *types;
     Py_ssize_t row;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nOO!", names, &PyList_Type, &infos, &row,
-                                     &otherwise, &PyFrozenSet_Type, &types))
+                                     &otherwise, &PyTuple_Type, &types))
         return NULL;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     HandedInfos *self = (HandedInfos *)alloc(type, 0);
@@ -324,6 +324,14 @@ static PyObject *handed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
+/* Whether a tuple has this type; no code but this is run, unlike for looking it up by a hash. */
+static int has_type(PyObject *types, PyObject *type) {
+    for (Py_ssize_t k = PyTuple_Size(types); k-- > 0;)
+        if (PyTuple_GetItem(types, k) == type)
+            return 1;
+    return 0;
+}
+
 /* Hand over a copy of an info: a new reference to whether that was done. */
 static PyObject *hand_over(HandedInfos *self, PyObject *info) {
     PyObject *key, *value, *known = NULL;
@@ -332,13 +340,7 @@ static PyObject *hand_over(HandedInfos *self, PyObject *info) {
         return PyObject_CallFunctionObjArgs(self->otherwise, info, NULL);
     while (PyDict_Next(info, &position, &key, &value)) {
         PyObject *type = (PyObject *)Py_TYPE(value);
-        int is_shared = type == known ? 1 : PySet_Contains(self->types, type);
-        if (is_shared < 0) { /* a type without a hash, or whose hash is code of its own */
-            if (!PyErr_ExceptionMatches(PyExc_Exception))
-                return NULL;
-            PyErr_Clear();
-        }
-        if (is_shared != 1)
+        if (type != known && !has_type(self->types, type))
             return PyObject_CallFunctionObjArgs(self->otherwise, info, NULL);
         known = type;
     }

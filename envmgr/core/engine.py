@@ -59,7 +59,7 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 def refuse_in_fork() -> None:
     """Have the engines of the process that this is a fork of do nothing here."""
     for engine in list(_engines):
-        engine.in_fork = engine.refuses = True
+        engine.in_fork = engine.closing = True
     _engines.clear()
 
 
@@ -93,7 +93,7 @@ class Call:
 
     def __enter__(self, depth: int = 1) -> Supervisor:  # from whose frame it is called
         engine, journal = self._engine, self._journal
-        if engine.refuses:
+        if engine.closing:
             _refuse(engine)
         if not self._acquire(False):  # a keyword costs as much again
             self._await_background()
@@ -106,16 +106,17 @@ class Call:
 
     def _take_over(self, frame: FrameType) -> None:
         """Begin a call, which has the lock, after one that did not return, or is about to."""
-        journal = self._journal
+        engine, journal = self._engine, self._journal
         if journal.caller is not None:
             self._refuse_beside(journal.caller)
-            self._engine.recover()
+            engine.recover()
         returning = journal.returning
-        if returning is not None:
+        if returning is None:
+            journal.caller = frame
+        else:
             self._refuse_beside(returning.caller)
-        journal.caller = frame
-        if returning is not None:
-            self._engine.recover()
+            journal.caller = frame
+            engine.recover()
 
     def have_attended_by(self, owner: Owner) -> None:
         """Have the owner of the engine be told when a call is over, in place of the background."""
@@ -154,7 +155,7 @@ class Call:
         finally:
             self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
         background = self._background
-        if not (background is None or (engine := self._engine).refuses) and (
+        if not (background is None or (engine := self._engine).closing) and (
             background.thread is None or not background.dormant or engine.has_background_work()
         ):
             background.arm()
@@ -494,10 +495,10 @@ class Engine:
         supervisor: the envs.
         units: as given; taken before the first host is started, and given back when all have ended.
         transport: what they are reached through.
-        closing: `close` was called, from whatever thread.
+        closing: nothing goes on here any more: `close` was called, from whatever thread, or this
+            process is a fork.
         owner: the thread that does all that is done with the transport; None: who calls does.
         in_fork: this process is a fork of the one that made it.
-        refuses: public calls are refused, because it is closing or in a fork.
         watch: keeps a board of the envs; None if nobody does.
         calling: a context that holds the engine for one public call. Entering it gives the
             supervisor; leaving it hands what is outstanding to the background. Entering it raises
@@ -522,7 +523,7 @@ class Engine:
         self._limits = supervisor.hosts.limits
         self._statistics, self._table = supervisor.statistics, supervisor.table
         self._spin_s = self._most_spin_s = spin_s
-        self.in_fork = self.refuses = self.closing = False
+        self.in_fork = self.closing = False
         self.owner: Owner | None = None
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
@@ -548,7 +549,7 @@ class Engine:
         Raises:
             ManagerClosedError: this is so.
         """
-        if self.refuses:
+        if self.closing:
             _refuse(self)
 
     @property
@@ -848,7 +849,7 @@ class Engine:
         """
         if self.in_fork:
             return  # nothing here belongs to it
-        self.refuses = self.closing = True
+        self.closing = True
         self.transport.wake()
         with self._lock:
             if not self._ended:

@@ -862,7 +862,9 @@ class ReplyDispatcher:
     def _find_running(self, group: HostGroup) -> None:
         """Something has happened to a host: which of its envs was running then?"""
         if self._replies is not None and group.is_shared and not group.is_retired:
-            running = self._replies.running_in(group.index)  # in any case: see there
+            running = self._replies.running_in(
+                group.index
+            )  # which forgets it: the next one is another
             group.running = group.running or group.by_id.get(running)
 
     def _break_off(self, env: ManagedEnv, reason: str) -> None:

@@ -653,6 +653,8 @@ class EnvManager:
     ) -> HandedOut | None:
         """Gather as `recv` was asked to."""
         wants_all, policy = gather.wants_all, gather.policy
+        if wants_all:
+            gather.ring = RING_LAST
         if timeout_s is None:
             posted = supervisor.submitter.posted_in_c()
             if posted is not None:
@@ -660,23 +662,19 @@ class EnvManager:
                 if needed is None:
                     needed = count if wants_all else policy.needed(count)
                 if type(needed) is int and needed == count:  # all that is outstanding
-                    if wants_all:
-                        gather.ring = RING_LAST
                     return gather.exactly(posted, as_arrays=as_arrays)
         outstanding = supervisor.statistics.outstanding
         if not outstanding:
             self._running.engine.refuse_if_closed()  # by a signal handler, in this call
             self._surface(supervisor)
         if min_ready is None and timeout_s is None:
-            if wants_all:
-                gather.ring = RING_LAST
             return gather.some(policy, as_arrays=as_arrays)
         if min_ready is not None:
             min_ready = validate.checked_min_ready(min_ready)
             policy = _exactly(min_ready)
         limit_s = math.inf if timeout_s is None else validate.checked_seconds(timeout_s)
-        if wants_all:  # it leaves some most likely the next time, too, if it does so now
-            gather.ring = RING_ONCE if policy.needed(outstanding) < outstanding else RING_LAST
+        if wants_all and policy.needed(outstanding) < outstanding:
+            gather.ring = RING_ONCE  # it leaves some most likely the next time, too
         deadline = monotonic() + limit_s
         exactly = min_ready is not None
         return gather.some(policy, deadline=deadline, exactly=exactly, as_arrays=as_arrays)

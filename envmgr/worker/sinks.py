@@ -403,7 +403,8 @@ def _handing_over(infos: list[Any], row: int) -> WriteInfo:
     """Return what puts copies of infos where the trainer, in the same process, finds them."""
     function: WriteInfo = partial(_hand_over, infos, row)
     if hot is not None:
-        function = hot.HandedInfos(infos=infos, row=row, otherwise=function, types=UNCHANGEABLE)
+        types = tuple(UNCHANGEABLE)
+        function = hot.HandedInfos(infos=infos, row=row, otherwise=function, types=types)
     return function
 
 

@@ -241,15 +241,16 @@ def test_odd_arguments_are_refused_by_v2_kinds(world: World, setup: Setup) -> No
 @KINDS
 def test_odd_arguments_while_an_action_is_under_way(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
-    ready_all(manager)
-    manager.send({1: 3})
 
     def state() -> Any:
         return manager.stats()["outstanding"], manager.stats()["timesteps"], manager.env_states
 
     receiving = {name: call for name, call in CALLS.items() if name.startswith("recv")}
-    assert problems_of(receiving, manager, state) == []
-    assert [*manager.recv()] == [1]
+    for sent in ({1: 3}, {0: 3, 1: 3}):  # one of them, and all
+        ready_all(manager)
+        manager.send(sent)
+        assert problems_of(receiving, manager, state) == []
+        assert [*manager.recv(len(sent))] == [*sent]
     manager.call_async("scaled", 2)
     waiting = {"call_wait": Call(lambda m, v: m.call_wait(v), SECONDS)}
     assert problems_of(waiting, manager, state) == []

@@ -540,6 +540,6 @@ def test_doorbells_that_are_closed_meanwhile_say_nothing(monkeypatch: pytest.Mon
     with engine.calling:
         with pytest.raises(ValueError, match="closed epoll"):
             measure_wake_up(engine)
-        engine.refuses = engine.closing = True  # by a signal handler
+        engine.closing = True  # by a signal handler
         assert measure_wake_up(engine) is None
     engine.close(0.0)

@@ -636,6 +636,9 @@ def test_an_info_that_was_written_is_flagged(written: Any, expected: int | None)
         )
 
 
+TYPES = tuple(UNCHANGEABLE)
+
+
 class _Number(float):
     """Not exactly a float."""
 
@@ -680,7 +683,7 @@ def test_infos_are_handed_over_as_copies(info: Any, is_plain: bool) -> None:
         others.append(info)
         return False
 
-    write = hot.HandedInfos(infos=infos, row=1, otherwise=otherwise, types=UNCHANGEABLE)
+    write = hot.HandedInfos(infos=infos, row=1, otherwise=otherwise, types=TYPES)
     assert write(info) is is_plain
     assert infos[::2] == ["first", "last"]
     if is_plain:
@@ -700,18 +703,18 @@ def test_infos_are_handed_over_as_copies(info: Any, is_plain: bool) -> None:
 @in_c
 def test_infos_that_cannot_be_handed_over_are_refused() -> None:
     with pytest.raises(TypeError):
-        hot.HandedInfos(infos=(), row=0, otherwise=bool, types=UNCHANGEABLE)
+        hot.HandedInfos(infos=(), row=0, otherwise=bool, types=TYPES)
     with pytest.raises(TypeError):
-        hot.HandedInfos(infos=[], row=0, otherwise=bool, types={float})
+        hot.HandedInfos(infos=[], row=0, otherwise=bool, types=UNCHANGEABLE)
     with pytest.raises(IndexError):
-        hot.HandedInfos(infos=[], row=0, otherwise=bool, types=UNCHANGEABLE)({"x": 1.0})
-    write = hot.HandedInfos(infos=[None], row=0, otherwise=bool, types=UNCHANGEABLE)
+        hot.HandedInfos(infos=[], row=0, otherwise=bool, types=TYPES)({"x": 1.0})
+    write = hot.HandedInfos(infos=[None], row=0, otherwise=bool, types=TYPES)
     with pytest.raises(TypeError):
         write()
     infos: list[Any] = [None]
 
     def hand_over() -> None:
-        one = hot.HandedInfos(infos=infos, row=0, otherwise=bool, types=UNCHANGEABLE)
+        one = hot.HandedInfos(infos=infos, row=0, otherwise=bool, types=TYPES)
         one({"x": [object()][0], "y": 1.0})
         one({str(k): float(k) for k in range(5)})
         infos.append(one)  # around in a circle
