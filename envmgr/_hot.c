@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 7
+#define ABI 8
 
 static PyObject *name_step, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
@@ -914,7 +914,7 @@ static PyType_Spec batch_spec = {
 /* -- the trainer: the rows of neighbouring envs ------------------------------------------------ */
 
 #define CONTAINERS 4
-#define MOST_VIEWS 13
+#define MOST_VIEWS 14
 
 typedef struct {
     PyObject_HEAD
@@ -934,8 +934,9 @@ typedef struct {
     uint64_t generations;
     uint16_t buffer_bits, ending_given_bit, has_info, end_bits, plain_end;
     uint64_t *resets;   /* steps that end episodes are complete with these; NULL: they need not be */
+    uint16_t *reset_flags;
     char takes_ends;
-    int n_steps;        /* buffers of steps */
+    int n_steps, n_buffers; /* those of steps are the first ones */
     uint8_t idle, posted, run;
     uint64_t **postings, **sleeping;
     Py_ssize_t n_hosts;
@@ -943,6 +944,7 @@ typedef struct {
 
 static PyObject *name_actions, *name_timesteps, *name_latest, *name_posted_for_last, *name_n_posts;
 static PyObject *name_returning, *name_unfinished, *name_caller, *name_result, *name_count, *name_n_before;
+static PyObject *name_begun;
 
 static int rows_traverse(OrdinaryRows *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
@@ -1025,21 +1027,22 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         "states", "buffers", "in_arena", "tokens", "requests", "replies",
         "flags", "ids", "ndarray", "number", "actions", "low", "high", "is_number", "postings", "sleeping", "hosts",
         "generations", "buffer_bits", "ending_given_bit", "has_info", "end_bits", "plain_end", "resets",
-        "takes_ends", "n_steps", "idle", "posted", "run", NULL};
+        "reset_flags", "takes_ends", "n_steps", "n_buffers", "idle", "posted", "run", NULL};
     PyObject *empty, *statistics, *submitter, *journal, *phases, *states, *buffers;
     PyObject *in_arena, *ids, *ndarray, *number, *tokens, *requests, *replies, *flags, *actions, *postings, *sleeping;
-    PyObject *hosts, *resets;
+    PyObject *hosts, *resets, *reset_flags;
     Py_ssize_t first, count;
     long long low, high;
     unsigned long long generations;
-    int is_number, buffer_bits, ending_given_bit, has_info, end_bits, plain_end, takes_ends, n_steps, idle, posted, run;
+    int is_number, buffer_bits, ending_given_bit, has_info, end_bits, plain_end, takes_ends, n_steps, n_buffers, idle, posted, run;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!KiiiiiOpiiii", names, &first, &count,
+            args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!KiiiiiOOpiiiii", names, &first, &count,
             &PyTuple_Type, &empty, &statistics, &submitter, &journal, &phases, &states, &buffers,
             &in_arena, &tokens, &requests, &replies, &flags,
             &PyList_Type, &ids, &ndarray, &number, &actions, &low, &high,
             &is_number, &postings, &sleeping, &PyList_Type, &hosts, &generations, &buffer_bits,
-            &ending_given_bit, &has_info, &end_bits, &plain_end, &resets, &takes_ends, &n_steps, &idle, &posted, &run))
+            &ending_given_bit, &has_info, &end_bits, &plain_end, &resets, &reset_flags,
+            &takes_ends, &n_steps, &n_buffers, &idle, &posted, &run))
         return NULL;
     if (first < 0 || count < 1 || PyTuple_Size(empty) != CONTAINERS) {
         PyErr_SetString(PyExc_ValueError, "no rows");
@@ -1070,6 +1073,7 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->plain_end = (uint16_t)plain_end;
     self->takes_ends = (char)takes_ends;
     self->n_steps = n_steps;
+    self->n_buffers = n_buffers;
     self->idle = (uint8_t)idle;
     self->posted = (uint8_t)posted;
     self->run = (uint8_t)run;
@@ -1080,7 +1084,8 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         (self->tokens = column_of(self, tokens, 8)) == NULL ||
         (self->requests = column_of(self, requests, 8)) == NULL ||
         (self->replies = column_of(self, replies, 8)) == NULL ||
-        (self->flags = column_of(self, flags, 2)) == NULL)
+        (self->flags = column_of(self, flags, 2)) == NULL ||
+        (self->reset_flags = column_of(self, reset_flags, 2)) == NULL)
         goto failed;
     if (resets != Py_None && (self->resets = column_of(self, resets, 8)) == NULL)
         goto failed;
@@ -1289,49 +1294,87 @@ PyDoc_STRVAR(said_doc,
              "has: the flags, where none ends an episode; else (buffer, flags of the others, {position: "
              "flags} of ends). None if Python has to look at them.");
 
-static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
+/* What all replies say, if they have come and are ordinary: the buffer of their observations, the flags of
+ * those that end no episode, and {position: flags} of the others, or NULL. 1, or 0 if Python has to look at
+ * them, or -1 with an error. */
+static int read_flags(OrdinaryRows *self, uint16_t *buffer, uint16_t *usual, PyObject **ends) {
+    *ends = NULL;
     if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count))
-        Py_RETURN_NONE;
+        return 0;
     /* Not before: hosts write replies last. Each is read once: who wrote it may write anew. */
     uint16_t first = __atomic_load_n(&self->flags[0], __ATOMIC_RELAXED);
-    uint16_t buffer = first & self->buffer_bits, usual = first & (self->ending_given_bit | self->has_info);
-    PyObject *ends = NULL;
-    if (buffer >= self->n_steps)
-        Py_RETURN_NONE;
+    *buffer = first & self->buffer_bits;
+    *usual = first & (self->ending_given_bit | self->has_info);
+    if (*buffer >= self->n_steps)
+        return 0;
     for (Py_ssize_t k = 0; k < self->count; k++) {
         uint16_t flags = __atomic_load_n(&self->flags[k], __ATOMIC_RELAXED);
-        if (flags == (buffer | usual))
+        if (flags == (*buffer | *usual))
             continue;
-        if (!self->takes_ends || (flags & self->buffer_bits) != buffer ||
-            (flags & self->has_info) != (usual & self->has_info) ||
+        if (!self->takes_ends || (flags & self->buffer_bits) != *buffer ||
+            (flags & self->has_info) != (*usual & self->has_info) ||
             (flags & self->end_bits & ~self->has_info) != self->plain_end ||
             (self->resets != NULL &&
              __atomic_load_n(&self->resets[k], __ATOMIC_ACQUIRE) != self->tokens[k])) {
-            Py_XDECREF(ends);
-            Py_RETURN_NONE;
+            Py_CLEAR(*ends);
+            return 0;
         }
         PyObject *position = PyLong_FromSsize_t(k), *end = PyLong_FromLong(flags);
-        if (ends == NULL)
-            ends = PyDict_New();
-        int is_set = position != NULL && end != NULL && ends != NULL
-                         ? PyDict_SetItem(ends, position, end)
+        if (*ends == NULL)
+            *ends = PyDict_New();
+        int is_set = position != NULL && end != NULL && *ends != NULL
+                         ? PyDict_SetItem(*ends, position, end)
                          : -1;
         Py_XDECREF(position);
         Py_XDECREF(end);
         if (is_set < 0) {
-            Py_XDECREF(ends);
-            return NULL;
+            Py_CLEAR(*ends);
+            return -1;
         }
     }
+    return 1;
+}
+
+static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
+    uint16_t buffer, usual;
+    PyObject *ends;
+    int is_ordinary = read_flags(self, &buffer, &usual, &ends);
+    if (is_ordinary <= 0)
+        return is_ordinary < 0 ? NULL : Py_NewRef(Py_None);
     if (ends == NULL)
         return PyLong_FromLong(buffer | usual);
     return Py_BuildValue("(iiN)", (int)buffer, (int)usual, ends);
 }
 
-/* Have the journal know what is about to be returned, and all rows be ready: 0, or -1 with an error. */
-static int commit(OrdinaryRows *self, PyObject *returning, PyObject *timesteps, int buffer, int in_arena) {
+/* {env_id: buffer} of the first observations of the next episodes, given the ends that `read_flags` has found;
+ * None if one has more to it, or is still to come. */
+static PyObject *beginnings_of(OrdinaryRows *self, PyObject *ends) {
+    if (self->resets == NULL)
+        return Py_NewRef(Py_None);
+    PyObject *position, *end, *found = PyDict_New();
+    Py_ssize_t next = 0;
+    while (found != NULL && PyDict_Next(ends, &next, &position, &end)) {
+        Py_ssize_t k = PyLong_AsSsize_t(position);
+        uint16_t flags = __atomic_load_n(&self->reset_flags[k], __ATOMIC_RELAXED);
+        if (flags < self->n_steps || flags >= self->n_buffers) {
+            Py_DECREF(found);
+            return Py_NewRef(Py_None);
+        }
+        PyObject *buffer = PyLong_FromLong(flags), *env_id = PyList_GetItem(self->ids, k);
+        if (buffer == NULL || env_id == NULL || PyDict_SetItem(found, env_id, buffer) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(buffer);
+    }
+    return found;
+}
+
+/* Have the journal know what is about to be returned, and what is to be done then (NULL: nothing), and all
+ * rows be ready: 0, or -1 with an error. */
+static int commit(OrdinaryRows *self, PyObject *returning, PyObject *timesteps, int buffer, int in_arena,
+                  PyObject *unfinished) {
     if (PyObject_SetAttr(self->journal, name_returning, returning) < 0 ||
-        PyObject_SetAttr(self->statistics, name_timesteps, timesteps) < 0)
+        PyObject_SetAttr(self->statistics, name_timesteps, timesteps) < 0 ||
+        (unfinished != NULL && PyObject_SetAttr(self->journal, name_unfinished, unfinished) < 0))
         return -1;
     memset(self->phases, self->idle, self->count);
     memset(self->buffers, buffer, self->count);
@@ -1348,20 +1391,9 @@ static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
     int buffer, in_arena;
     if (!PyArg_ParseTuple(args, "OipO", &returning, &buffer, &in_arena, &timesteps))
         return NULL;
-    if (commit(self, returning, timesteps, buffer, in_arena) < 0)
+    if (commit(self, returning, timesteps, buffer, in_arena, NULL) < 0)
         return NULL;
     Py_RETURN_NONE;
-}
-
-/* The flags of all replies, if they are the same and ordinary; -1 if not. Each is read once. */
-static int flags_of_all(OrdinaryRows *self) {
-    uint16_t first = __atomic_load_n(&self->flags[0], __ATOMIC_RELAXED);
-    if ((first & self->buffer_bits) >= self->n_steps)
-        return -1;
-    for (Py_ssize_t k = 1; k < self->count; k++)
-        if (__atomic_load_n(&self->flags[k], __ATOMIC_RELAXED) != first)
-            return -1;
-    return first;
 }
 
 /* A tuple of this type, which takes these items over; without them, whatever becomes of it. */
@@ -1382,85 +1414,109 @@ static PyObject *tuple_of(PyObject *type, PyObject **items, Py_ssize_t count) {
     return made;
 }
 
-#define MAKERS 5
+#define PARTS 6
+#define OF_ENDS 3 /* terminated, truncated and infos, which are the last ones */
 
-/* A batch, given its type, the env_ids, and what makes its other parts; None if one of these cannot. */
-static PyObject *made_batch(PyObject *type, PyObject *ids, PyObject *makers) {
-    PyObject *items[1 + MAKERS];
-    if (!PyTuple_Check(makers) || PyTuple_Size(makers) != MAKERS) {
+/* A batch, given its type, the env_ids, what makes its other parts, and, where episodes have ended, what these
+ * say of that; None if one of them cannot be made. */
+static PyObject *made_batch(PyObject *type, PyObject *ids, PyObject *makers, PyObject *of_ends) {
+    PyObject *items[PARTS];
+    if (!PyTuple_Check(makers) || PyTuple_Size(makers) != PARTS - 1) {
         PyErr_SetString(PyExc_ValueError, "what makes each part of a batch is needed");
         return NULL;
     }
     items[0] = Py_NewRef(ids);
-    for (int k = 0; k < MAKERS; k++) {
-        PyObject *item = PyObject_CallNoArgs(PyTuple_GetItem(makers, k));
+    for (int k = 1; k < PARTS; k++) {
+        PyObject *item;
+        if (of_ends != NULL && k >= PARTS - OF_ENDS)
+            item = Py_NewRef(PyTuple_GetItem(of_ends, k - (PARTS - OF_ENDS)));
+        else
+            item = PyObject_CallNoArgs(PyTuple_GetItem(makers, k - 1));
         if (item == NULL || item == Py_None) {
-            for (int j = 0; j <= k; j++)
+            for (int j = 0; j < k; j++)
                 Py_DECREF(items[j]);
             return item;
         }
-        items[1 + k] = item;
+        items[k] = item;
     }
-    return tuple_of(type, items, 1 + MAKERS);
+    return tuple_of(type, items, PARTS);
 }
 
 PyDoc_STRVAR(hand_out_doc,
              "hand_out(recipes)\n--\n\n"
              "Hand the timesteps of all rows out as a batch, which is about to be returned, if they have come "
-             "and there is a recipe for the flags that all of them have: (type of the batch, env_ids, what "
-             "makes its other parts, type of what is handed out, type of what the journal has of it). None "
-             "if there is none, or something cannot be made: Python has to look at them, and nothing was "
-             "changed.");
+             "and there is a recipe for the flags of those that end no episode: (type of the batch, env_ids, "
+             "what makes its other parts, what makes the last three of them given {position: flags} of ends and "
+             "{env_id: buffer} of beginnings, what these beginnings are noted by, type of what is handed out, "
+             "type of what the journal has of it). The journal is to note beginnings then. None if there is no "
+             "recipe, or something cannot be made: Python has to look at them, and nothing was changed.");
 
 static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
     if (!PyDict_Check(recipes)) {
         PyErr_SetString(PyExc_TypeError, "a dict of recipes is needed");
         return NULL;
     }
-    int flags;
-    if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count) ||
-        (flags = flags_of_all(self)) < 0)
-        Py_RETURN_NONE;
-    PyObject *key = PyLong_FromLong(flags);
+    uint16_t buffer, usual;
+    PyObject *ends, *begun = NULL, *of_ends = NULL, *recipe = NULL, *batch = NULL, *handed = NULL;
+    PyObject *count = NULL, *before = NULL, *after = NULL, *returning = NULL, *unfinished = NULL, *result = NULL;
+    PyObject *type, *ids, *makers, *ended, *begin, *handed_type, *returning_type;
+    int is_ordinary = read_flags(self, &buffer, &usual, &ends);
+    if (is_ordinary <= 0)
+        return is_ordinary < 0 ? NULL : Py_NewRef(Py_None);
+    PyObject *key = PyLong_FromLong(buffer | usual);
     if (key == NULL)
-        return NULL;
-    PyObject *recipe = Py_XNewRef(PyDict_GetItemWithError(recipes, key));
+        goto over;
+    recipe = Py_XNewRef(PyDict_GetItemWithError(recipes, key));
     Py_DECREF(key);
     if (recipe == NULL)
-        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    PyObject *type, *ids, *makers, *handed_type, *returning_type;
-    PyObject *handed = NULL, *before = NULL, *after = NULL, *returning = NULL, *result = NULL;
-    if (!PyArg_ParseTuple(recipe, "OOOOO", &type, &ids, &makers, &handed_type, &returning_type))
+        goto none;
+    if (!PyArg_ParseTuple(recipe, "OOOOOOO", &type, &ids, &makers, &ended, &begin, &handed_type, &returning_type))
         goto over;
     /* All objects are made before anything is changed; from then on nothing fails. */
-    PyObject *batch = made_batch(type, ids, makers);
-    if (batch == Py_None) {
-        result = batch;
+    if (ends != NULL) {
+        if (ended == Py_None || (begun = beginnings_of(self, ends)) == Py_None)
+            goto none;
+        if (begun == NULL || (of_ends = PyObject_CallFunctionObjArgs(ended, ends, begun, NULL)) == NULL)
+            goto over;
+        if (!PyTuple_Check(of_ends) || PyTuple_Size(of_ends) != OF_ENDS)
+            goto none;
+    }
+    batch = made_batch(type, ids, makers, of_ends);
+    if (batch == Py_None)
+        goto none;
+    if (batch == NULL || (count = PyLong_FromSsize_t(self->count)) == NULL ||
+        (handed = PyObject_CallNoArgs(handed_type)) == NULL ||
+        (before = PyObject_GetAttr(self->statistics, name_timesteps)) == NULL ||
+        (after = PyNumber_Add(before, count)) == NULL ||
+        PyObject_SetAttr(handed, name_result, batch) < 0 ||
+        PyObject_SetAttr(handed, name_count, count) < 0 ||
+        PyObject_SetAttr(handed, name_n_before, before) < 0 ||
+        (begun != NULL && (PyObject_SetAttr(handed, name_begun, begun) < 0 ||
+                           (unfinished = PyTuple_Pack(2, begin, handed)) == NULL)))
+        goto over;
+    PyObject *items[] = {Py_NewRef(handed), PyObject_GetAttr(self->journal, name_caller)};
+    if (items[1] == NULL) {
+        Py_DECREF(items[0]);
         goto over;
     }
-    PyObject *count = batch == NULL ? NULL : PyLong_FromSsize_t(self->count);
-    if (count != NULL && (handed = PyObject_CallNoArgs(handed_type)) != NULL &&
-        (before = PyObject_GetAttr(self->statistics, name_timesteps)) != NULL &&
-        (after = PyNumber_Add(before, count)) != NULL &&
-        PyObject_SetAttr(handed, name_result, batch) == 0 &&
-        PyObject_SetAttr(handed, name_count, count) == 0 &&
-        PyObject_SetAttr(handed, name_n_before, before) == 0) {
-        PyObject *items[] = {Py_NewRef(handed), PyObject_GetAttr(self->journal, name_caller)};
-        if (items[1] == NULL)
-            Py_DECREF(items[0]);
-        else
-            returning = tuple_of(returning_type, items, 2);
-    }
+    if ((returning = tuple_of(returning_type, items, 2)) != NULL &&
+        commit(self, returning, after, buffer, 1, unfinished) == 0)
+        result = Py_NewRef(handed);
+    goto over;
+none:
+    result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+over:
+    Py_XDECREF(ends);
+    Py_XDECREF(begun);
+    Py_XDECREF(of_ends);
+    Py_XDECREF(recipe);
     Py_XDECREF(batch);
     Py_XDECREF(count);
-    if (returning != NULL && commit(self, returning, after, flags & self->buffer_bits, 1) == 0)
-        result = Py_NewRef(handed);
-over:
-    Py_DECREF(recipe);
     Py_XDECREF(handed);
     Py_XDECREF(before);
     Py_XDECREF(after);
     Py_XDECREF(returning);
+    Py_XDECREF(unfinished);
     return result;
 }
 
@@ -1730,6 +1786,7 @@ static const struct {
     {&name_result, "result"},
     {&name_count, "count"},
     {&name_n_before, "n_before"},
+    {&name_begun, "begun"},
 };
 
 static PyMethodDef module_methods[] = {

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.core.episodes import Ending, Episodes
+from envmgr.core.episodes import Beginning, Ending, Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.journal import CallJournal, Fate, Returning
 from envmgr.core.observations import Arena, Arenas, one_of
@@ -55,7 +55,7 @@ from envmgr.wire.rewards import FIRST_WIDE, FITS_ALL, restored
 _make_timestep = partial(tuple.__new__, EnvTimestep)
 _make_ending = partial(tuple.__new__, Ending)
 _make_returning = partial(tuple.__new__, Returning)
-_EMPTY: Mapping[int, Any] = {}  # not a MappingProxyType: who keeps a batch may pickle it
+_EMPTY: Mapping[Any, Any] = {}  # not a MappingProxyType: who keeps a batch may pickle it
 
 
 class ArrayBatch(NamedTuple):
@@ -209,6 +209,9 @@ class HandedOut:
         count: how many timesteps there are.
         n_before: timesteps delivered since launch, before these.
         odd: ends of episodes among them that are to be followed up, which is not to be interrupted.
+        begun: the buffers of first observations, by env_id, if all episodes that ended among them
+            are told together with the beginnings of the next ones.
+        reset_infos: of these, as far as they said anything.
         fate: what is to become of them, if somebody wants to know.
     """
 
@@ -216,6 +219,10 @@ class HandedOut:
     count: int
     n_before: int
     odd: Sequence[Ending] = ()
+    begun: Mapping[int, int] = _EMPTY
+    reset_infos: Mapping[int, dict[str, Any]] = _EMPTY
+    beginnings: Sequence[Beginning] | None = None  # of `begun`, once it is to be noted
+    n_episodes = 0  # since launch, these included
     fate: Fate | None = None
 
 
@@ -234,14 +241,13 @@ class Collected(HandedOut):
         block: where replies are read, also when a signal handler has closed the manager since.
         arena: where observations are read, likewise.
         in_c: what hands them out in C; None where Python does.
+        said: the flags of the replies that end no episode, as C has found them; None if it has not.
 
     Attributes:
         endings: of episodes; None until it was looked.
-        n_episodes: episodes ended since launch, these included.
     """
 
     endings: Sequence[Ending] | None = None
-    n_episodes = 0
 
     def __init__(
         self,
@@ -254,8 +260,10 @@ class Collected(HandedOut):
         block: Block | None,
         arena: Arena | Arenas | None,
         in_c: Any = None,
+        said: int | None = None,
     ) -> None:
         self.in_c = in_c
+        self.said = said
         self.ids = ids
         self.selection = selection
         self.buffers = buffers
@@ -395,7 +403,7 @@ class Collector:
                 if texts is not None and self._misreads(texts, selection, buffer):
                     return None
                 args = selection.ids, selection, buffer, remarks, _EMPTY, n_before, block, arena
-                return Collected(*args, in_c=in_c)
+                return Collected(*args, in_c=in_c, said=said)
         elif said is not None:
             buffer, usual, ends = said
             infos = self._infos_of_all(selection) if usual & HAS_INFO else None
@@ -403,9 +411,8 @@ class Collector:
                 if texts is not None and self._misreads(texts, selection, buffer):
                     return None
                 remarks = Remarks(usual, selection.count, ends, infos=infos)
-                return Collected(
-                    selection.ids, selection, buffer, remarks, _EMPTY, n_before, block, arena
-                )
+                args = selection.ids, selection, buffer, remarks, _EMPTY, n_before, block, arena
+                return self._with_beginnings(Collected(*args, said=buffer | usual))
         ids, kept = selection.ids, _EMPTY
         if undelivered:
             kept = {i: undelivered[i] for i in ids if i in undelivered}
@@ -428,7 +435,25 @@ class Collector:
         buffers, remarks = found
         if texts is not None and self._misreads(texts, selection, buffers):
             return None
-        return Collected(ids, selection, buffers, remarks, kept, n_before, block, arena)
+        collected = Collected(ids, selection, buffers, remarks, kept, n_before, block, arena)
+        return self._with_beginnings(collected) if remarks.specials else collected
+
+    def _with_beginnings(self, collected: Collected) -> Collected:
+        """Note whether the ends among timesteps are told together with the next beginnings."""
+        selection, episodes, replies = collected.selection, self._episodes, self._replies
+        if not episodes.end_in_place or selection is None or replies is None:
+            return collected
+        ended = []
+        for position, flag in collected.remarks.specials.items():
+            if flag & DONE:
+                if flag & AFTER_BITS != RESETS:
+                    return collected
+                ended.append(selection.ids[position])
+        if episodes.may_end_in_place(ended):
+            begun, infos = replies.resets(ended)
+            if len(begun) == len(ended) and not self._table.observed.misread(begun):
+                collected.begun, collected.reset_infos = begun, infos
+        return collected
 
     def take_arrays(self, selection: Selection) -> HandedOut | None:
         """As `take`, for who wants arrays: what is ordinary is read at once, and handed out."""
@@ -436,6 +461,8 @@ class Collector:
         if handed is None:
             return self.take(selection)
         result: HandedOut = handed
+        if result.begun:
+            self._journal.finish()  # notes the episodes that have begun
         if self._has_spares or Phase.RESETTING in self._table.phases.column:
             self._go_on(result)
         return result
@@ -618,41 +645,77 @@ class Collector:
         obs = None if arena is None else arena.batch(selection, collected.buffers)
         if obs is None:  # they are of several layouts
             return None
-        if collected.in_c is not None and window is not None:
-            none, numbers = selection.none.copy, window.rewards.copy
+        if collected.said is not None and window is not None:
             if arena is not None and not arena.has_texts:
-                # The next time `take_arrays` hands out what says the same.
-                infos = (
-                    partial(BatchInfos, remarks)
-                    if remarks.infos is None
-                    else partial(self._batch_infos, selection, usual)
-                )
-                makers = arena.maker(selection, collected.buffers), numbers, none, none, infos
-                recipe = ArrayBatch, selection.array, makers, HandedOut, Returning
-                selection.recipes[usual] = recipe
-            parts = selection.array, obs, numbers(), none(), none(), BatchInfos(remarks)
-            batch = _make_batch(parts)
-            self._deliver_in_c(collected, batch, in_arena=True)
-            return batch
+                self._note_recipe(selection, arena, collected.said)
+            if collected.in_c is not None:
+                none, numbers = selection.none.copy, window.rewards.copy
+                parts = selection.array, obs, numbers(), none(), none(), BatchInfos(remarks)
+                batch = _make_batch(parts)
+                self._deliver_in_c(collected, batch, in_arena=True)
+                return batch
         if window is not None and usual < _WIDE:
             rewards = window.rewards.copy()
         else:
             rewards = block.reward_numbers(usual >> REWARD_SHIFT, selection.rows)
             rewards = rewards.copy() if selection.is_slice else rewards
-        terminated, truncated = bytearray(remarks.size), bytearray(remarks.size)
-        for at, flag in remarks.specials.items():
-            if flag & ENDING_BITS:
-                terminated[at], truncated[at] = flag & _TERMINATED != 0, flag & _TRUNCATED != 0
-            else:
-                terminated[at], truncated[at] = ends_of(bool(flag & DONE), remarks.details[at][0])
         observed.taken_as_batch(selection, collected.buffers)
-        ends = np.frombuffer(terminated, np.bool_), np.frombuffer(truncated, np.bool_)
-        batch = _make_batch((selection.array, obs, rewards, *ends, BatchInfos(remarks)))
+        batch = _make_batch((selection.array, obs, rewards, *_ends(remarks), BatchInfos(remarks)))
         collected.result = batch
         self._journal.do(self._redo, collected)
         if self._has_spares or collected.odd or Phase.RESETTING in self._table.phases.column:
             self._go_on(collected)
         return batch
+
+    def _note_recipe(self, selection: Selection, arena: Arena | Arenas, flags: int) -> None:
+        """Have `take_arrays` hand out in C what says the same the next time, ends included.
+
+        Args:
+            selection: the envs.
+            arena: where their observations are; there are no texts among them.
+            flags: those of timesteps that end no episode.
+        """
+        window, remarks = selection.window, self._remarks_of(selection, flags)
+        if window is None or remarks is None:
+            return
+        none, has_infos = selection.none.copy, flags & HAS_INFO
+        obs, rewards = arena.maker(selection, flags & BUFFER_BITS), window.rewards.copy
+        infos = (
+            partial(self._batch_infos, selection, flags)
+            if has_infos
+            else partial(BatchInfos, remarks)
+        )
+        makers = obs, rewards, none, none, infos
+        ended = partial(self._ended, selection, flags) if self._episodes.end_in_place else None
+        types = HandedOut, Returning
+        recipe = ArrayBatch, selection.array, makers, ended, self._end_in_place, *types
+        selection.recipes[flags] = recipe
+
+    def _ended(
+        self,
+        selection: Selection,
+        flags: int,
+        ends: Mapping[int, int],
+        begun: Mapping[int, int],
+    ) -> tuple[Any, Any, BatchInfos] | None:
+        """Return terminated, truncated and infos of envs some of which ended episodes in place.
+
+        Args:
+            selection: the envs.
+            flags: of the others.
+            ends: the flags of those, by position.
+            begun: as of `HandedOut`.
+
+        Returns:
+            None if there is more to know of one of them.
+        """
+        if not self._episodes.may_end_in_place(begun):
+            return None
+        infos = self._infos_of_all(selection) if flags & HAS_INFO else None
+        if infos is None and flags & HAS_INFO:
+            return None
+        remarks = _make_remarks((flags, selection.count, ends, _EMPTY, infos))
+        return *_ends(remarks), BatchInfos(remarks)
 
     # -- the commit -----------------------------------------------------------------------------
 
@@ -671,7 +734,8 @@ class Collector:
         """Have envs whose timesteps were read be ready, or at the end of their episodes."""
         journal, statistics, endings = self._journal, self._statistics, collected.endings
         if endings is None:  # so nothing was changed so far
-            endings = self._endings(collected) if collected.remarks.specials else ()
+            has_ends = collected.remarks.specials and not collected.begun
+            endings = self._endings(collected) if has_ends else ()
             collected.n_episodes = statistics.episodes + len(endings)
             collected.endings = endings
         journal.returning = Returning(collected, journal.caller)
@@ -680,6 +744,18 @@ class Collector:
         if endings:
             collected.odd = odd = self._end_plainly(endings)
             statistics.episodes = collected.n_episodes - len(odd)
+        elif collected.begun:
+            self._end_in_place(collected, again)
+
+    def _end_in_place(self, handed: HandedOut, again: bool) -> None:
+        """Have episodes end, and the next ones begin, with timesteps that were handed out."""
+        beginnings = handed.beginnings
+        if beginnings is None:  # as in `_redo`
+            beginnings = self._episodes.beginnings(handed.begun)
+            handed.n_episodes = self._statistics.episodes + len(beginnings)
+            handed.beginnings = beginnings
+        self._table.ended_in_place(beginnings, handed.reset_infos)
+        self._statistics.episodes = handed.n_episodes
 
     def _endings(self, collected: Collected) -> list[Ending]:
         """Return the ends of episodes that were taken out of the block."""
@@ -749,6 +825,17 @@ def _infos_of(remarks: Remarks) -> list[Any]:
 _NO_END, _NO_INFO = {"terminated": False, "truncated": False}, dict[str, Any]()
 """The infos of ordinary steps, of which each gets a copy: of envs that say how episodes end, and of
 those that do not."""
+
+
+def _ends(remarks: Remarks) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return `terminated` and `truncated` of a batch, given what its replies say."""
+    terminated, truncated = bytearray(remarks.size), bytearray(remarks.size)
+    for at, flag in remarks.specials.items():
+        if flag & ENDING_BITS:
+            terminated[at], truncated[at] = flag & _TERMINATED != 0, flag & _TRUNCATED != 0
+        else:
+            terminated[at], truncated[at] = ends_of(bool(flag & DONE), remarks.details[at][0])
+    return np.frombuffer(terminated, np.bool_), np.frombuffer(truncated, np.bool_)
 
 
 def ends_of(done: bool, info: Any) -> tuple[bool, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from envmgr.core.hosts import Hosts, await_own_reset, reset_in_step_of
@@ -153,6 +154,22 @@ class Ending(NamedTuple):
     episodes_done: int
 
 
+class Beginning(NamedTuple):
+    """An episode that has begun within the step that ended the one before (`reset_inplace`).
+
+    Attributes:
+        env_id: the env.
+        episodes_done: how many episodes the env has ended with that step.
+        episode: the number of this one.
+        buffer: where its first observation is.
+    """
+
+    env_id: int
+    episodes_done: int
+    episode: int
+    buffer: int
+
+
 class Episodes:
     """Begins resets, with their seeds and plans, and ends episodes.
 
@@ -164,6 +181,8 @@ class Episodes:
 
     Attributes:
         restorations: who is not reset, but restored.
+        end_in_place: a step that ends an episode is told together with the next one's beginning,
+            and there is nothing else to either of them, mostly.
     """
 
     def __init__(
@@ -182,6 +201,8 @@ class Episodes:
         self.restorations = Restorations()
         # With spares, which env is reset is decided here; with caps, when it is.
         self._hosts_begin = rules.auto_reset and spares is None and hosts.starts is None
+        plainly = self._hosts_begin and hosts.resets_need_no_looking_after
+        self.end_in_place = plainly and rules.reset_inplace
 
     def begin(self, env: ManagedEnv) -> None:
         """Send the reset of an idle env, now or when it has its turn."""
@@ -269,6 +290,25 @@ class Episodes:
         self._table.episodes_ended(plain)
         return odd
 
+    def may_end_in_place(self, env_ids: Iterable[int]) -> bool:
+        """Whether there is nothing else to know of envs that end, and begin, episodes in a step."""
+        table, episode_num = self._table, self._rules.episode_num
+        if not self.end_in_place or self._statistics.failing:
+            return False
+        if table.again or table.failed_while_ready:
+            return False
+        done = table.episodes_done
+        return episode_num == _UNLIMITED or all(done[i] + 1 < episode_num for i in env_ids)
+
+    def beginnings(self, buffers: Mapping[int, int]) -> Sequence[Beginning]:
+        """Return the episodes that have begun within steps; nothing of them has been noted.
+
+        Args:
+            buffers: where their first observations are, by env_id.
+        """
+        done, begun = self._table.episodes_done, self._table.episodes
+        return [_make_beginning((i, done[i] + 1, begun[i] + 1, buffers[i])) for i in buffers]
+
     def begun(self, env: ManagedEnv, info: dict[str, Any]) -> None:
         """The reset of an env has succeeded, and its observation is there."""
         env.reset_info = info
@@ -351,6 +391,10 @@ class Episodes:
             env.attended = env.attended and states[env.env_id] is not EnvState.DONE
             self._hosts.leave(env, Next.RENEW_HOST)
         self._hosts.end(group, ask=True)
+
+
+_make_beginning = partial(tuple.__new__, Beginning)
+_UNLIMITED = float("inf")
 
 
 class Repairs(Protocol):

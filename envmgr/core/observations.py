@@ -186,6 +186,27 @@ class RowsOfArena(Protocol):
     arenas: dict[int, list[Array]]
 
 
+class RowsToRead:
+    """Some rows that are read together once, in the order in which they were named.
+
+    Args:
+        ids: their numbers: different ones, at least one.
+
+    Attributes:
+        array: the same, as a read-only array (k,) int64.
+    """
+
+    def __init__(self, ids: list[int]) -> None:
+        first, count = ids[0], len(ids)
+        self.ids = ids
+        self.array: npt.NDArray[np.int64] = np.array(ids, np.int64)
+        self.array.flags.writeable = False
+        # The last one tells of most that they are no neighbours.
+        self.is_slice = ids[-1] - first == count - 1 and ids == list(range(first, first + count))
+        self.rows: Rows = slice(first, first + count) if self.is_slice else self.array
+        self.arenas: dict[int, list[Array]] = {}
+
+
 class ObservedEnvs(RowsOfArena, Protocol):
     """Envs whose observations are read together.
 
@@ -408,17 +429,13 @@ class Arena:
         return arena[rows].copy() if self._copies else arena[rows]
 
 
-class _Part:
+class _Part(RowsToRead):
     """Those of some envs that are of one layout."""
 
     def __init__(self, arena: Arena, positions: list[int], ids: list[int]) -> None:
-        first, count = ids[0], len(ids)
+        super().__init__(ids)
         self.arena = arena
         self.positions = positions
-        self.ids = ids
-        self.is_slice = ids == list(range(first, first + count))
-        self.rows: Rows = slice(first, first + count) if self.is_slice else np.array(ids)
-        self.arenas: dict[int, list[Array]] = {}
 
 
 class Arenas:
@@ -801,7 +818,7 @@ class Observed:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def newest_batch(self, selection: ObservedEnvs) -> Any:
+    def newest_batch(self, selection: RowsOfArena) -> Any:
         """Return the newest observations of envs as one batch, as an arena does.
 
         None if some of them were handed out one by one.

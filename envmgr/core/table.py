@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.core.observations import Observed
+from envmgr.core.observations import Observed, RowsToRead
 from envmgr.core.phases import (
     AWAITED,
     COMING,
@@ -438,13 +438,7 @@ class EnvTable:
             buffers: where their first observations are, by env_id.
             infos: what the resets said, of those that said anything.
         """
-        for kept in (self.next_resets, self.reset_infos):
-            if kept:
-                for env_id in buffers:
-                    kept.pop(env_id, None)
-        self.reset_infos.update(infos)
-        if self.reset_params:
-            self.use_up_params(buffers)
+        self._note_resets(buffers, infos)
         self.awaits_reset.difference_update(buffers)
         column, running = self.states.column, EnvState.RUN
         episodes, next_episodes = self.episodes, self.next_episodes
@@ -454,6 +448,38 @@ class EnvTable:
         self._states.apply_all(resetting, Event.RESET_SUCCEEDED)
         self.observed.began(buffers)
         self._phases.apply_all(buffers, Change.SETTLE)  # last: until then it is done again
+
+    def ended_in_place(
+        self,
+        beginnings: Iterable[tuple[int, int, int, int]],
+        infos: Mapping[int, dict[str, Any]],
+    ) -> None:
+        """Episodes have ended, and the next ones begun, within steps; can be done again.
+
+        All that this does to their states and phases is what any other timestep does.
+
+        Args:
+            beginnings: (env_id, episodes that it has ended, number of the new one, buffer of its
+                first observation).
+            infos: what the resets said, of those that said anything.
+        """
+        begun, to_begin, done, buffers = self.episodes, self.next_episodes, self.episodes_done, {}
+        for env_id, episodes_done, episode, buffer in beginnings:
+            done[env_id] = episodes_done
+            begun[env_id] = to_begin[env_id] = episode
+            buffers[env_id] = buffer
+        self._note_resets(buffers, infos)
+        self.observed.began(buffers)
+
+    def _note_resets(self, env_ids: Collection[int], infos: Mapping[int, dict[str, Any]]) -> None:
+        for kept in (self.next_resets, self.reset_infos):
+            if kept:
+                for env_id in env_ids:
+                    kept.pop(env_id, None)
+        if infos:
+            self.reset_infos.update(infos)
+        if self.reset_params:
+            self.use_up_params(env_ids)
 
     def use_up_params(self, env_ids: Iterable[int]) -> None:
         """Forget reset params that were for one reset, which has succeeded."""
@@ -1303,6 +1329,15 @@ class Selections:
         if selection is not None:
             self._latest, self._latest_array = selection, selection.array
         return selection
+
+    def to_read(self, env_ids: list[int]) -> Selection | RowsToRead:
+        """Return envs whose observations are read, and which need not be stepped together.
+
+        Args:
+            env_ids: different ones, at least one.
+        """
+        # Not `of`: what it makes takes longer, and would be kept in place of what is used again.
+        return self._known.get(tuple(env_ids)) or RowsToRead(env_ids)
 
     def _made(self, key: tuple[int, ...]) -> Selection | None:
         try:

@@ -85,6 +85,9 @@ def listed_env_ids(env_ids: Any, env_num: int) -> list[int]:
     """
     if type(env_ids) is np.ndarray and env_ids.ndim == 1 and env_ids.dtype.kind in "iu":
         env_ids = env_ids.tolist()
+        if env_ids and min(env_ids) >= 0 and max(env_ids) < env_num:
+            listed: list[int] = env_ids  # the ordinary case
+            return listed
     try:
         given = read_list(env_ids)
     except Unreadable as error:

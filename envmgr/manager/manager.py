@@ -809,22 +809,26 @@ class EnvManager:
         """
         wanted = None if env_ids is None else validate.checked_env_ids(env_ids, self.env_num)
         with self._running.calling as supervisor:
-            table = supervisor.table
-            if not table.awaits_nothing and (wanted is None or unready(supervisor, wanted)):
+            table, repair = supervisor.table, supervisor.repair
+            all_ready = table.are_all_ready
+            if not (all_ready or table.awaits_nothing) and (
+                wanted is None or unready(supervisor, wanted)
+            ):
                 self._running.engine.collect()
-            self._surface(supervisor)
+            if repair.fatal_errors or repair.urgent:
+                self._surface(supervisor)
             ids = self._ready_ids(supervisor) if wanted is None else wanted
-            if wanted is not None and unready(supervisor, wanted):
+            if wanted is not None and not all_ready and unready(supervisor, wanted):
                 await_all_ready(self._running.engine, supervisor, wanted)
                 self._surface(supervisor)
                 refuse_unready(supervisor, wanted)
-            selection, observed = supervisor.selections.of(ids), table.observed
-            obs = None if selection is None else observed.newest_batch(selection)
+            rows, observed = supervisor.selections.to_read(ids) if ids else None, table.observed
+            obs = None if rows is None else observed.newest_batch(rows)
             if obs is None:
                 obs = self._known.forms.codec_of(ids).stack(observed.of(ids))
             if self._normalization is not None:
                 obs = self._normalization.ready_batch(ids, obs)
-            return ReadyBatch(NOBODY if selection is None else selection.array, obs)
+            return ReadyBatch(NOBODY if rows is None else rows.array, obs)
 
     # -- leases ---------------------------------------------------------------------------
 

@@ -553,9 +553,12 @@ class Side:
     def __init__(self, rng: random.Random) -> None:
         n_hosts = rng.choice((1, 2, 3, N))
         deadlines = Deadlines(step_s=5.0) if rng.random() < 0.3 else None
-        inplace = rng.random() < 0.3
+        rules = {
+            "reset_inplace": rng.random() < 0.7,
+            "episode_num": rng.choice((float("inf"), float("inf"), 3)),
+        }
         self.rig = rig = Rig(
-            N, has_block=True, num_workers=n_hosts, deadlines=deadlines, reset_inplace=inplace
+            N, has_block=True, num_workers=n_hosts, deadlines=deadlines, **rules
         ).launch()
         observations = rng.choice(
             (
@@ -619,7 +622,7 @@ class Side:
         self.submitter._commit = counted  # type: ignore[method-assign]
         self.table, self.statistics = table, rig.supervisor.statistics
         self.collected: Any = None
-        self.n_ends = 0
+        self.n_ends = self.n_ends_in_c = 0
 
     def _ring(self, indexes: Any, again: bool = False) -> None:
         self.rings += [index for index in indexes if self.block.sleeping[index]]
@@ -637,6 +640,13 @@ class Side:
         table.failed_while_ready.update(drawn["doomed"])
         table.by_message.clear()
         table.by_message.update(drawn["by_message"])
+        table.again.clear()
+        table.again.update(drawn["again"])
+        self.statistics.failing.clear()
+        self.statistics.failing.update(drawn["failing"])
+        table.episodes_done[:] = drawn["episodes_done"]
+        table.reset_infos.clear()
+        table.reset_infos.update(drawn["reset_infos"])
         self.submitter._resets_asked.clear()
         self.submitter._resets_asked.update(drawn["resets_asked"])
         block.sleeping[:] = drawn["sleeping"]
@@ -691,7 +701,10 @@ class Side:
             "in arena": bytes(observed._in_arena),
             "kept": plain(list(observed._kept)),
             "undelivered": plain(table.undelivered),
-            "episodes": (table.episodes, table.next_episodes, table.episodes_done),
+            "episode numbers": (table.episodes, table.next_episodes, table.episodes_done),
+            "reset infos": dict(table.reset_infos),
+            "failing": sorted(self.statistics.failing),
+            "where": [(each.latest_step, each.latest_reset) for each in observed._readers],
             **statistics,
         }
 
@@ -718,6 +731,10 @@ def _drawn(rng: random.Random, actions: Any) -> dict[str, Any]:
         "tokens": [token_of(generation, 1) for generation in generations],
         "has_generations": has_generations,
         "undelivered": dict.fromkeys(some(), timestep),
+        "again": some(),
+        "failing": some(),
+        "episodes_done": [rng.choice((0, 0, 0, 1, 2)) for _ in range(N)],
+        "reset_infos": {i: {"level": 1} for i in some()},
         "doomed": dict.fromkeys(some(), None),
         "by_message": some(),
         "resets_asked": {0: 1} if rng.random() < 0.06 else {},
@@ -831,13 +848,17 @@ def _reply(rng: random.Random, sides: tuple[Side, Side], ids: list[int], kinds: 
         for side in sides:
             side.block.flags[i], side.block.rewards[i] = flags, reward
             side.block.replies[i] = token
-    for i in ids if kinds == "ends" else ():
+    for i in ids if kinds in ("ends", "odd ends") else ():
         if rng.random() < 0.4:
-            end = rng.choice((PLAIN_END, PLAIN_END, PLAIN_END, PLAIN_END, NEXT_STEP_END, DONE))
-            end |= rng.randrange(8) << ENDING_SHIFT
-            end |= buffer if rng.random() < 0.9 else rng.randrange(16)
-            token = int(sides[0].table.tokens[i]) - (rng.random() < 0.1)
-            begun = rng.choice((2, 3, 2, 3, rng.randrange(1 << 16)))
+            end, token = PLAIN_END | buffer, int(sides[0].table.tokens[i])
+            end |= rng.randrange(4) << ENDING_SHIFT + 1
+            begun = rng.choice((2, 3))
+            if kinds == "odd ends":
+                end = rng.choice((PLAIN_END, PLAIN_END, NEXT_STEP_END, DONE))
+                end |= rng.randrange(8) << ENDING_SHIFT
+                end |= buffer if rng.random() < 0.9 else rng.randrange(16)
+                token -= rng.random() < 0.1
+                begun = rng.choice((2, 3, 2, 3, rng.randrange(1 << 16)))
             for side in sides:
                 side.block.flags[i], side.block.resets[i] = end, token
                 side.block.reset_flags[i] = begun
@@ -877,6 +898,8 @@ def _take(side: Side, ids: list[int], *, in_arrays: bool, gives_back: bool) -> A
     side.collected = was_in_c
     if isinstance(taken, collect.Collected):
         side.n_ends += len(taken.remarks.specials)
+    elif taken.begun:
+        side.n_ends_in_c += len(taken.begun)
     if gives_back:
         collector.give_back(taken)
     return arrived, left, found, plain(side.table.observed.of(ids))
@@ -925,8 +948,8 @@ def trainer_cases(seed: int, count: int, seen: Counter[str]) -> int:
             continue
         seen["posted in C" if in_c.n_commits == commits else "posted in Python"] += 1
         ids = outcomes[0][0]
-        _reply(rng, sides, ids, rng.choice(("plain", "plain", "ends", "odd", "alike")))
-        in_arrays, gives_back = rng.random() < 0.5, rng.random() < 0.1
+        _reply(rng, sides, ids, rng.choice(("plain", "ends", "ends", "odd ends", "odd", "alike")))
+        in_arrays, gives_back = rng.random() < 0.6, rng.random() < 0.1
         taken = []
         for side in sides:
             side.collected = None
@@ -938,7 +961,9 @@ def trainer_cases(seed: int, count: int, seen: Counter[str]) -> int:
         compare(case, *states)
         names = {True: "collected in C", False: "collected in Python", None: "not collected"}
         seen[names[in_c.collected]] += 1
-        seen["ends"], in_c.n_ends = seen["ends"] + in_c.n_ends, 0
+        seen["ends"] += in_c.n_ends
+        seen["ends in C"] += in_c.n_ends_in_c
+        in_c.n_ends = in_c.n_ends_in_c = 0
         assert not python.collected
     return count
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from envmgr.core import Phase
-from envmgr.core.collect import ArrayBatch, HandedOut, by_env_id
+from envmgr.core.collect import ArrayBatch, Collected, HandedOut, by_env_id
 from envmgr.core.replies import BlockReplies
 from envmgr.errors import EnvProtocolError
+from envmgr.lifecycle import EnvState
 from envmgr.wire.block import REWARD_SHIFT, Block
 from envmgr.wire.messages import AfterStep, Op
 from envmgr.wire.rewards import KINDS, TYPES
@@ -90,6 +91,69 @@ def test_what_an_interrupt_has_left_of_a_hand_out_is_done_again_at_every_point_o
         supervisor.journal.do(supervisor.collector._redo, collected)  # as after an interrupt
     rig.reset_done(0)
     assert rig.ready() == [0, 1]
+
+
+class _Interrupted(BaseException):
+    """As Ctrl-C."""
+
+
+def _ended_in_place(**rules: Any) -> tuple[Rig, Collected]:
+    """Return two envs, one of which has ended an episode and begun another, and what is taken."""
+    rig = Rig(2, has_block=True, reset_inplace=True, **rules).launch()
+    rig.send({0: 1, 1: 1})
+    told = {"terminated": True, "truncated": False}
+    rig.transport.reply(0, Op.STEPPED, ("last", 1.0, True, told, AfterStep.RESETS))
+    rig.transport.reply(0, Op.RESET_DONE, ("first", {"level": 2}))
+    rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, AfterStep.NOTHING))
+    collected = rig.supervisor.collector.take(rig.selection([0, 1]))
+    assert type(collected) is Collected
+    return rig, collected
+
+
+@pytest.mark.parametrize("function", ["delivered", "ended_in_place", "_note_resets"])
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_an_end_in_place_that_was_interrupted_is_noted_once(
+    function: str, comes_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, collected = _ended_in_place()
+    supervisor, table = rig.supervisor, rig.supervisor.table
+    assert collected.begun.keys() == {0}
+    before = table.episodes[0], table.episodes_done[0]
+    do = getattr(table, function)
+
+    def interrupted(*args: Any) -> None:
+        monkeypatch.undo()
+        if not comes_first:
+            do(*args)
+        raise _Interrupted
+
+    monkeypatch.setattr(table, function, interrupted)
+    with pytest.raises(_Interrupted):
+        supervisor.collector.timesteps(collected)
+    supervisor.journal.finish()
+    for _ in range(2):
+        assert (table.episodes[0], table.episodes_done[0]) == (before[0] + 1, before[1] + 1)
+        assert table.next_episodes[0] == table.episodes[0]
+        assert (supervisor.statistics.timesteps, supervisor.statistics.episodes) == (2, 1)
+        assert [rig.phase(i) for i in range(2)] == [Phase.IDLE] * 2
+        assert rig.ready() == [0, 1]
+        assert (rig.obs(0), rig.obs(1)) == ("first", "next")
+        assert table.reset_infos[0] == {"level": 2}
+        supervisor.journal.do(supervisor.collector._redo, collected)
+
+
+def test_an_end_with_more_to_it_is_noted_by_itself() -> None:
+    rig, collected = _ended_in_place(episode_num=1)
+    assert not collected.begun
+    rig.hand_out(collected)
+    assert [rig.state(i) for i in range(2)] == [EnvState.DONE, EnvState.RUN]
+    for told in ("again", "failing"):
+        rig, _ = _ended_in_place()
+        owner = rig.supervisor.table if told == "again" else rig.supervisor.statistics
+        getattr(owner, told).add(1)
+        taken = rig.supervisor.collector.take(rig.selection([0, 1]))
+        assert taken is not None
+        assert not taken.begun
 
 
 @over_routes

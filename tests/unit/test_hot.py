@@ -300,8 +300,10 @@ def _rows(memory: bytearray, **changes: Any) -> Any:
         "end_bits": PLAIN_END_BITS,
         "plain_end": PLAIN_END,
         "resets": column(176, "Q"),
+        "reset_flags": column(208, "H"),
         "takes_ends": True,
         "n_steps": 2,
+        "n_buffers": 4,
         "idle": 0,
         "posted": 3,
         "run": 0,
@@ -952,13 +954,20 @@ class Replied:
 
     def __init__(self, n_steps: int = 2) -> None:
         self.memory = bytearray(256)
-        self.holder = types.SimpleNamespace(timesteps=1 << 40, returning=None, caller="caller")
+        self.holder = types.SimpleNamespace(
+            timesteps=1 << 40, returning=None, caller="caller", _unfinished=None
+        )
         self.empty: tuple[Any, ...] = ({}, {}, set(), {})
         options = {"statistics": self.holder, "journal": self.holder, "empty": self.empty}
         self.rows = _rows(self.memory, n_steps=n_steps, **options)
         self.phases = np.ndarray((4,), "u1", self.memory, 0)
+        self.tokens = np.ndarray((4,), "u8", self.memory, 16)
         self.replies = np.ndarray((4,), "u8", self.memory, 80)
         self.flags = np.ndarray((4,), "u2", self.memory, 112)
+        self.resets = np.ndarray((4,), "u8", self.memory, 176)
+        self.reset_flags = np.ndarray((4,), "u2", self.memory, 208)
+        self.ended: Any = None
+        self.told: list[Any] = []
         self.makers: list[Any] = [lambda part=part: part for part in ("obs", 1.5, "no", "none", {})]
         self.types: list[Any] = [_Batch, _HandedOut, _Returning]
         self.come()
@@ -966,18 +975,35 @@ class Replied:
     def come(self) -> None:
         """Have them come."""
         self.phases[:], self.flags[:], self.replies[:] = 3, 17, 0
+        self.resets[:], self.reset_flags[:] = 0, 2
         self.before = bytes(self.memory)
+
+    def end(self, *positions: int) -> None:
+        """Have some of them say that episodes have ended, and the next ones begun."""
+        self.flags[list(positions)] = PLAIN_END | 17 | 1 << 5
+        self.reset_flags[list(positions)] = [2 + k % 2 for k in range(len(positions))]
+        self.ended = self.of_ends
+        self.before = bytes(self.memory)
+
+    def of_ends(self, *what: Any) -> Any:
+        """Return what a batch says of these."""
+        self.told.append(what)
+        return "terminated", "truncated", "infos"
 
     def hand_out(self) -> Any:
         """Hand them out by the recipe."""
         batch, handed, returning = self.types
-        recipe = batch, "ids", tuple(self.makers), handed, returning
+        recipe = batch, "ids", tuple(self.makers), self.ended, "begin", handed, returning
         return self.rows.hand_out({17: recipe})
 
     def is_untouched(self) -> bool:
         """Whether nothing was handed out."""
         holder = self.holder
-        is_untold = (holder.timesteps, holder.returning) == (1 << 40, None)
+        is_untold = (holder.timesteps, holder.returning, holder._unfinished) == (
+            1 << 40,
+            None,
+            None,
+        )
         return is_untold and bytes(self.memory) == self.before
 
 
@@ -1022,6 +1048,72 @@ def test_what_is_not_ordinary_is_not_handed_out_in_c() -> None:
     assert few.hand_out() is None  # there is no such buffer
     assert few.is_untouched()
     assert type(replied.hand_out()) is _HandedOut
+
+
+@in_c
+def test_ends_in_place_are_handed_out_with_what_follows_them() -> None:
+    replied = Replied()
+    replied.end(1, 3)
+    handed, holder = replied.hand_out(), replied.holder
+    assert handed.result == ("ids", "obs", 1.5, "terminated", "truncated", "infos")
+    assert handed.begun == {1: 2, 3: 3}
+    end = PLAIN_END | 17 | 1 << 5
+    assert replied.told == [({1: end, 3: end}, {1: 2, 3: 3})]
+    assert holder._unfinished == ("begin", handed)
+    assert (holder.returning, holder.timesteps) == ((handed, "caller"), (1 << 40) + 4)
+    assert replied.memory[:4] == bytes(4)
+    assert replied.memory[8:16] == bytes((1,) * 8)
+    replied.come()
+    holder._unfinished = None
+    assert "begun" not in vars(replied.hand_out())  # the next batch ends nothing
+    assert holder._unfinished is None
+
+
+@in_c
+def test_ends_with_more_to_them_are_not_handed_out_in_c() -> None:
+    replied = Replied()
+
+    def refused() -> None:
+        replied.before = bytes(replied.memory)
+        assert replied.hand_out() is None
+        assert replied.is_untouched()
+        replied.come()
+        replied.end(1, 3)
+
+    replied.end(1, 3)
+    replied.ended = None  # nobody knows what such a batch says
+    refused()
+    for answer in (None, ("terminated", "truncated"), ["terminated", "truncated", "infos"]):
+        replied.ended = lambda *what, answer=answer: answer
+        refused()
+    for flag in (0, 1, 4, 2 | HAS_INFO, 1 << 15):  # of no buffer of resets, or with an info
+        replied.reset_flags[3] = flag
+        refused()
+    replied.resets[1] = 7  # the next episode has not begun
+    refused()
+    for flag in (PLAIN_END | 16, PLAIN_END | 17 | HAS_INFO, DONE | 17):
+        replied.flags[1] = flag
+        refused()
+    replied.rows = _rows(replied.memory, resets=None, statistics=replied.holder)
+    refused()  # whose resets are not part of steps
+
+
+@in_c
+def test_an_end_whose_batch_cannot_be_made_stays() -> None:
+    replied = Replied()
+
+    def fails(*what: Any) -> Any:
+        raise ValueError("no memory")
+
+    replied.end(0)
+    replied.ended = fails
+    with pytest.raises(ValueError, match="no memory"):
+        replied.hand_out()
+    assert replied.is_untouched()
+    replied.ended = "no function"
+    with pytest.raises(TypeError):
+        replied.hand_out()
+    assert replied.is_untouched()
 
 
 @in_c
@@ -1097,6 +1189,20 @@ def test_nothing_of_a_batch_is_kept() -> None:
             _quietly(replied.hand_out)
             replied.types[k] = kind
         replied.flags[0] = 16
+        _quietly(replied.hand_out)
+        for answer in (("terminated", [object()], 1.5), None, (), 1):
+            replied.come()
+            replied.end(0, 2)
+            replied.ended = lambda *what, answer=answer: answer
+            _quietly(replied.hand_out)
+            replied.holder.returning = replied.holder._unfinished = None
+        replied.come()
+        replied.end(0, 2)
+        replied.ended = lambda *what: 1 // 0
+        _quietly(replied.hand_out)
+        replied.reset_flags[2] = 9
+        _quietly(replied.hand_out)
+        replied.ended = None
         _quietly(replied.hand_out)
 
     assert grown_by(hand_out) == {}
