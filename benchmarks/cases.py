@@ -303,7 +303,7 @@ _CASES = (
         "halfcheetah",
         "MuJoCo HalfCheetah-v5",
         "halfcheetah",
-        {8: (*_USED, "again")},
+        {8: (*_USED, "again", "bare-2")},
         (8,),
         stretch=2.0,
     ),
@@ -353,7 +353,7 @@ BOUNDS: Mapping[tuple[str, str], str] = {
     ("null", "hosts1-arrays"): "bare-1",
     **{
         (case, f"hosts2-{form}"): "bare-2"
-        for case in ("null", "cartpole", "busy")
+        for case in ("null", "cartpole", "busy", "halfcheetah")
         for form in ("arrays", "dict")
     },
     **{

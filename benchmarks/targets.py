@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cases import BELOW_DOORS, CASES, DOORS, DOORS_N, Item
+from cases import BELOW_DOORS, BOUNDS, CASES, DOORS, DOORS_N, Item
 from results import CPU_US, STEPS_PER_S, Results, own_rows, peer_rows
 from rows import ROWS
 from spec import LIFETIME
@@ -325,4 +325,11 @@ def items() -> list[Item]:
         if ROWS[row].again
     ]
     doors = [Item("null", n, row) for n in DOORS_N for row in (*DOORS, BELOW_DOORS)]
-    return list(dict.fromkeys([*asked.items, *again, *doors]))
+    wanted = [*asked.items, *again, *doors]
+    bounds = [
+        Item(item.case, item.env_num, BOUNDS[item.case, item.row])
+        for item in wanted
+        if (item.case, item.row) in BOUNDS
+    ]
+    here = [item for item in bounds if item.row in CASES[item.case].rows[item.env_num]]
+    return list(dict.fromkeys([*wanted, *here]))

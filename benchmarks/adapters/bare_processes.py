@@ -47,7 +47,8 @@ class BareProcesses:
         self._spins = spins
         self._batches = array_batches(spec)
         space = factory().observation_space
-        self._actions = _shared((env_num,), np.int64)
+        first = next(self._batches)
+        self._actions = _shared(first.shape, first.dtype)
         self._obs = _shared((env_num, *space.shape), space.dtype)
         self._asked, self._done = (_shared((processes, _LINE), np.int64)[:, 0] for _ in range(2))
         self._bells = [os.eventfd(0) for _ in range(processes)]
@@ -113,7 +114,8 @@ class BareProcesses:
             taken = asked[index]
             if taken < 0:
                 os._exit(0)
-            for row, (env, action) in enumerate(zip(envs, actions.tolist(), strict=True)):
+            given = actions.tolist() if actions.ndim == 1 else list(actions.copy())
+            for row, (env, action) in enumerate(zip(envs, given, strict=True)):
                 observation, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     observation, _ = env.reset()
