@@ -22,6 +22,9 @@ _IN_A_ROW, _ROW = 4, 18
 _MOST_LABELS = 10
 """Below a chart over whole numbers."""
 
+_OF_FAILURES = 6
+"""The colour of their dots."""
+
 Points = Sequence[tuple[float, float | None]]
 
 _NOT_DRAWN = (ArithmeticError, ValueError, IndexError, TypeError)
@@ -29,7 +32,12 @@ _NOT_DRAWN = (ArithmeticError, ValueError, IndexError, TypeError)
 
 
 def lines(
-    title: str, unit: str, series: Mapping[str, Points], *, aside: Container[str] = ()
+    title: str,
+    unit: str,
+    series: Mapping[str, Points],
+    *,
+    aside: Container[str] = (),
+    failures: Sequence[float] = (),
 ) -> Html:
     """Return a chart of lines over seconds.
 
@@ -38,14 +46,20 @@ def lines(
         unit: of what is drawn.
         series: points by name.
         aside: the names of those that are drawn thinner.
+        failures: when envs failed: dots along the bottom.
     """
     thin = {"show_dots": False, "stroke_style": {"width": 1, "dasharray": "4, 3"}}
-    options = {name: thin if name in aside else {} for name in series}
+    options: dict[str, Any] = {name: thin if name in aside else {} for name in series}
     how: dict[str, Any] = {"x_title": "seconds", "y_title": unit}
     heights = {y for points in series.values() for _, y in points if y is not None}
     if len(heights) == 1:  # in the middle, not on the border
         (height,) = heights
         how["range"] = (height - (abs(height) or 1.0), height + (abs(height) or 1.0))
+    if failures and heights:
+        bottom = how["range"][0] if "range" in how else min(heights)
+        how["colours"] = [*range(sum(map(bool, series.values()))), _OF_FAILURES]
+        series = {**series, "failures": [(at, bottom) for at in failures]}
+        options["failures"] = {"stroke": False, "dots_size": 4}
     return _chart("XY", title, series.items(), options, **how)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -293,6 +294,25 @@ def _stragglers(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 # -- failures -----------------------------------------------------------------------------------
 
 
+def _moments_of_failures(run: Run) -> list[float]:
+    """Return when envs failed, ascending; of many failures some.
+
+    Of those that ended no episode, such as failed resets, it is known between which samples.
+    """
+    ended = zip(run.ended_s, run.abnormal, strict=True)
+    moments = sorted(at for at, is_abnormal in ended if is_abnormal and math.isfinite(at))
+    others = [
+        one.elapsed_s
+        for earlier, one in itertools.pairwise(run.samples)
+        if one.failures > earlier.failures
+        and bisect_right(moments, one.elapsed_s) == bisect_right(moments, earlier.elapsed_s)
+    ]
+    moments = sorted(moments + others)
+    n = len(moments)
+    chosen = np.unique(np.linspace(0, n - 1, min(n, MOST_POINTS)).astype(int)).tolist()
+    return [float(f"{moments[k]:.6g}") for k in chosen]
+
+
 def _failures(run: Run) -> dict[str, Any]:
     """Return how many failures there were, and the texts of some.
 
@@ -312,6 +332,7 @@ def _failures(run: Run) -> dict[str, Any]:
     return {
         "count": n,
         "by_kind": by_kind,
+        "elapsed_s": _moments_of_failures(run),
         "left_out": max(n - len(shown), 0),
         "shown": [
             {"env_id": one.env_id, "elapsed_s": finite(one.elapsed_s), "text": one.text}

@@ -111,13 +111,19 @@ def over_time(runs: Mapping[str, Mapping[str, Any]]) -> list[Html]:
     """Return the charts over time, of one run or of several.
 
     Args:
-        runs: figures by name; with one run there is more of it.
+        runs: figures by name; with one run there is more of it, and failures are marked.
     """
+    one = next(iter(runs.values())) if len(runs) == 1 else None
+    failures = () if one is None else one["failures"]["elapsed_s"]
+    charts = (
+        ("Returns of episodes", "return", "return"),
+        ("Lengths of episodes", "steps", "length"),
+        ("Steps per second", "steps/s", "rate"),
+        ("Memory", "MB", "memory"),
+    )
     return [
-        lines("Returns of episodes", "return", _columns(runs, "return"), aside=_ASIDE),
-        lines("Lengths of episodes", "steps", _columns(runs, "length"), aside=_ASIDE),
-        lines("Steps per second", "steps/s", _columns(runs, "rate")),
-        lines("Memory", "MB", _columns(runs, "memory")),
+        lines(title, unit, _columns(runs, what), aside=_ASIDE, failures=failures)
+        for title, unit, what in charts
     ]
 
 

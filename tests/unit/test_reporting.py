@@ -252,6 +252,16 @@ class TestFigures:
             {"env_id": None, "elapsed_s": None, "text": "env 1 could not be reset"},
         ]
 
+    def test_say_when_envs_failed(self, make_run: Callable[..., Path]) -> None:
+        lost = [episode(7, abnormal=True, ended_s=at) for at in (2.5, 0.5)]
+        counts = (0, 1, 1, 3, 4)  # between the last ones, a reset
+        samples = [sample(i, failures=n) for i, n in enumerate(counts)]
+        run = read_run(make_run(episodes=[episode(1), *lost], samples=samples))
+        assert figures_of(run)["failures"]["elapsed_s"] == [0.5, 2.5, 4.0]
+        many = [episode(i, abnormal=True, ended_s=float(i)) for i in range(1000)]
+        shown = figures_of(read_run(make_run("many", episodes=many)))["failures"]["elapsed_s"]
+        assert (shown[0], shown[-1], len(shown)) == (0.0, 999.0, 150)
+
     def test_of_a_long_run_are_few(self, make_run: Callable[..., Path]) -> None:
         stats = {"latency": {"step": latency([1e-4] * 1000), "reset": latency([1e-4] * 1000)}}
         samples = [sample(i) for i in range(2000)]
@@ -452,6 +462,20 @@ def test_env_ids_below_charts_are_whole(n: int) -> None:
     assert numbers[0] == "0"
     assert not [label for label in numbers if "." in label]
     assert len(numbers) == min(n, 10)
+
+
+@pytest.mark.parametrize("heights", [(1.0, 3.0), (2.0, 2.0)])
+def test_failures_are_marked_at_the_bottom_of_lines(heights: tuple[float, float]) -> None:
+    series = {"n": list(enumerate(heights)), "none": []}
+    drawn = str(lines("Returns", "return", series, failures=[0.25, 0.75]))
+    marks = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="4"', drawn)
+    assert len({x for x, _ in marks}) == 2
+    (of,) = {float(y) for _, y in marks}
+    of_lines = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)" r="2"', drawn)]
+    assert of >= max(of_lines)
+    assert "failures" in drawn
+    assert "var(--c6)" in drawn
+    assert "failures" not in str(lines("Returns", "return", {}, failures=[0.25]))
 
 
 @pytest.mark.parametrize("value", [0.0, 20.0, -3.5])
