@@ -1,4 +1,4 @@
-"""All envs of a manager in every step, as rows: what adapters for synchronous trainers stand on."""
+"""All envs of a manager in every step, as rows: the base of adapters for synchronous trainers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from envmgr.adapters.failures import failure_of, raise_in_trainer, raises
+from envmgr.adapters.on_failure import failure_of, raise_in_trainer, raises
 from envmgr.adapters.rows import PlainInfos, RowIds, Rows, joined
 from envmgr.env.agent_rows import refuse_agents
 from envmgr.errors import (

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from envmgr import managers
 from envmgr.adapters.ding_timesteps import CompletedDicts, CompletedTrees, Ends
-from envmgr.adapters.failures import raise_in_trainer
+from envmgr.adapters.on_failure import raise_in_trainer
 from envmgr.adapters.requirements import missing
 from envmgr.config import EasyDict
 from envmgr.env.gym_spaces import own_space

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from envmgr.adapters.failures import failure_of, plain_info
+from envmgr.adapters.on_failure import failure_of, plain_info
 from envmgr.errors import EnvFailure
 from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.views import DictView, TreeView

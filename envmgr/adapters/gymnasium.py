@@ -1,4 +1,7 @@
-"""A manager as a `gymnasium.vector.VectorEnv`: `as_gymnasium`, `EnvmgrVectorEnv`, entry points."""
+"""A manager as a `gymnasium.vector.VectorEnv`: `as_gymnasium`, `EnvmgrVectorEnv`, entry points.
+
+What is done in each autoreset mode is in `gym_autoreset`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 import gymnasium
 
 from envmgr.adapters.gym_arguments import AutoresetMode, checked_mode
+from envmgr.adapters.gym_autoreset import ManagerVectorEnv
 from envmgr.adapters.gym_statistics import RecordEpisodeStatistics
-from envmgr.adapters.gym_vector import ManagerVectorEnv
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.adapters.failures import plain_info
+from envmgr.adapters.on_failure import plain_info
 from envmgr.manager import ArrayBatch
 from envmgr.spaces import concatenated, rows_of
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from envmgr.cli.exits import BAD_INPUT, DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, discard_output
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "INTERRUPTED", "main"]
 

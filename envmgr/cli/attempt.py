@@ -10,11 +10,12 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.exits import DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.exit_codes import DONE, FAILED, INTERRUPTED, discard_output
 from envmgr.cli.figures import versions
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, env_name, goal_of
 from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress
+from envmgr.cli.resume import left_to_collect
 from envmgr.cli.summary import Ending
 from envmgr.cli.texts import error_text, wide_console
 from envmgr.collect import Collector, Policy, make_policy, policy_seed
@@ -145,8 +146,7 @@ class Attempt(ABC):
         progress.start(collector)
         try:
             done = collector.statistics  # of a run that was resumed: not nothing
-            steps = _rest(goal.steps, done.steps)
-            episodes = _rest(goal.episodes, done.episodes)
+            steps, episodes = left_to_collect(goal, done)
             if 0 in (steps, episodes):
                 return  # it was killed when it had collected everything
             for _ in collector.iterate(steps=steps, episodes=episodes):
@@ -203,8 +203,3 @@ class Attempt(ABC):
             return error_text(error)
         traceback.print_exception(error)  # of the policy's code, or a defect of ours
         return f"{type(error).__name__}: {error}"
-
-
-def _rest(wanted: int | None, found: int) -> int | None:
-    """Return how many are left to collect; None for no limit."""
-    return None if wanted is None else max(wanted - found, 0)

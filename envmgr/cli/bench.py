@@ -1,4 +1,4 @@
-"""`envmgr bench`: the envs of a config under envmgr and under the peers that are installed."""
+"""`envmgr bench`: the envs of a config under envmgr and under others that are installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from envmgr.cli.exits import DONE, FAILED
+from envmgr.cli.exit_codes import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing

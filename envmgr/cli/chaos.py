@@ -1,4 +1,4 @@
-"""`envmgr chaos`: a run of a config while its workers are hurt, and the accounts of it."""
+"""`envmgr chaos`: a run of a config while its workers are injured, and a report of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envmgr.cli.attempt import CODES, Attempt
-from envmgr.cli.exits import FAILED
+from envmgr.cli.exit_codes import FAILED
 from envmgr.cli.figures import try_to_write, write_json
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, manager_of

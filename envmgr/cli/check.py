@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from envmgr.cli.exits import DONE, FAILED
+from envmgr.cli.exit_codes import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.prepare import env_name, factories_of, quiet_workers
 from envmgr.cli.progress import doing

@@ -429,8 +429,8 @@ def dump(target: str, no_stacks: bool, as_json: bool) -> None:
     """
     import json
 
-    from envmgr.observing.boards import boards_of, pid_of
     from envmgr.observing.dump import dump_of, figures_of
+    from envmgr.observing.status_boards import boards_of, pid_of
 
     boards = boards_of(pid_of(target))
     if as_json:
@@ -506,14 +506,14 @@ def top(target: str, interval_s: float, once: bool, sort: str) -> None:
     config. On a terminal keys sort the envs (s), choose one (up and down) and show the stacks of
     its worker (enter); q or Ctrl-C ends it. It waits for a trainer that launches.
     """
-    from envmgr.observing import live_top, top
-    from envmgr.observing.boards import pid_of
+    from envmgr.observing import top_screen, top_table
+    from envmgr.observing.status_boards import pid_of
 
     pid = pid_of(target)
-    if once or not live_top.is_possible():
-        top.print_tables(pid, interval_s=interval_s, once=once, sort=sort)
+    if once or not top_screen.is_possible():
+        top_table.print_tables(pid, interval_s=interval_s, once=once, sort=sort)
     else:
-        live_top.watch(pid, interval_s=interval_s, sort=sort)
+        top_screen.watch(pid, interval_s=interval_s, sort=sort)
 
 
 # -- looking at configs -------------------------------------------------------------------------

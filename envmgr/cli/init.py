@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from envmgr.cli.exits import DONE
+from envmgr.cli.exit_codes import DONE
 from envmgr.cli.prepare import manager_of, quiet_workers
 from envmgr.cli.progress import doing
 from envmgr.cli.texts import paragraph

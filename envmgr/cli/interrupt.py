@@ -20,7 +20,7 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 class Interruption:
     """Turns signals into a flag, and into a KeyboardInterrupt only where the flag goes unnoticed.
 
-    An exception out of a signal handler can strike anywhere, also between a timestep's delivery
+    A signal handler's exception can be raised anywhere, also between a timestep's delivery
     and its being counted. So a signal only sets `requested`; the loop of the run looks at it. Where
     it does not for half a second, because it waits for slow envs or a slow policy, the main thread
     gets a KeyboardInterrupt. Signals after the first, and those after `acknowledge`, do nothing.
@@ -76,7 +76,7 @@ class Interruption:
         return "Ctrl-C" if self._signal is None else self._signal.name
 
     def acknowledge(self) -> None:
-        """Say that the end has begun: no exception comes from here on."""
+        """Say that the end has begun: no exception is raised from here on."""
         with self._lock:
             self._acknowledged = True
         if self._patience is not None:

@@ -1,4 +1,4 @@
-"""Writers of a run's figures, now and then while it goes on: CSV, TensorBoard, W&B offline."""
+"""Write a run's figures at intervals during the run: CSV, TensorBoard, W&B offline."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
-from envmgr.observing.boards import PROCESS, process_facts
+from envmgr.observing.status_boards import PROCESS, process_facts
 from envmgr.reporting.files import CONFIG, EPISODES, FIGURES, PAGE, SAMPLES, SUMMARY
 from envmgr.whole_files import write_whole
 

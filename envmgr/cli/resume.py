@@ -1,8 +1,8 @@
-"""`envmgr run --resume`: what a run that was killed or interrupted left behind, and the rest of it.
+"""`envmgr run --resume`: what an interrupted or killed run has collected, and what is left to do.
 
 The folder of a run has all that the rest needs: `config.yaml` with every key, limits included;
 `episodes.jsonl`, a line for each episode that counts; and `run.json`, which says when the run was
-begun, and when it was resumed. Timesteps of episodes that had not ended are gone with the kill.
+begun, and when it was resumed. Timesteps of episodes that had not ended are lost with the kill.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from envmgr.collect import CollectStatistics, EpisodeRecord
 from envmgr.config import to_plain
 from envmgr.config.allow_list import LISTS
 from envmgr.config.imports import left_behind
+from envmgr.config.sections import CollectConfig
 from envmgr.config_file import ResolvedConfig, read_config_file
 from envmgr.errors import ConfigError, UnreadableRunError
-from envmgr.observing.boards import PROCESS
+from envmgr.observing.status_boards import PROCESS
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,
@@ -50,7 +51,7 @@ UNKNOWN = "unknown"
 """Kind of the failures of a part that was killed: only how many there were is written meanwhile."""
 
 _RESUMED = 0x4E5
-"""Sets the seeds of resumed runs apart from all others that follow from a seed."""
+"""Keeps the seeds of resumed runs distinct from all others that follow from a seed."""
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -216,7 +217,7 @@ class ResumedFolder(RunFolder):
         self._seed: Any = None
 
     def prepare(self) -> None:
-        """Read what is there, and see to it that nobody else writes there.
+        """Read what is there, and lock it against other writers.
 
         Raises:
             UnreadableRunError: it is no folder of a run, or not whole.
@@ -260,6 +261,23 @@ class ResumedFolder(RunFolder):
     def discard(self) -> None:
         """Let go of the folder: it is as it was."""
         self.close()
+
+
+def left_to_collect(
+    goal: CollectConfig, collected: CollectStatistics
+) -> tuple[int | None, int | None]:
+    """Return how many steps and how many episodes a run still has to collect.
+
+    Args:
+        goal: the section `collect` of its config.
+        collected: until now, before it was resumed, too.
+
+    Returns:
+        None for what has no limit.
+    """
+    wanted = (goal.steps, collected.steps), (goal.episodes, collected.episodes)
+    steps, episodes = (None if n is None else max(n - found, 0) for n, found in wanted)
+    return steps, episodes
 
 
 def refuse_no_run(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`envmgr run`: from a config to collected episodes, whatever happens on the way."""
+"""`envmgr run`: from a config to collected episodes, also through failures and interruptions."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, manager_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.report import write_report
+from envmgr.cli.resource_usage import UsageMeter
 from envmgr.cli.resume import (
     Earlier,
     ResumedFolder,
@@ -30,7 +31,6 @@ from envmgr.cli.resume import (
 from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.texts import episodes_text, raised_by_envs, stacks_in
-from envmgr.cli.usage import UsageMeter
 from envmgr.collect import Collector
 from envmgr.config import to_plain
 from envmgr.config.origins import Source

@@ -1,4 +1,4 @@
-"""Where a run stands, written down now and then: what its report shows over time."""
+"""Where a run stands, written at intervals: what its report shows over time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from envmgr.cli.usage import times_of
+from envmgr.cli.resource_usage import times_of
 from envmgr.collect import Collector
 from envmgr.manager import EnvManager
 from envmgr.proc import queued_s_of, resident_bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from envmgr.cli.exits import DONE
+from envmgr.cli.exit_codes import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.prepare import env_name, factories_of, quiet_workers
 from envmgr.cli.progress import doing

@@ -9,7 +9,6 @@ gives. `envmgr.collect.policies` has the protocols of policies.
 
 from __future__ import annotations
 
-from envmgr.collect.actor import by_env
 from envmgr.collect.collector import Collector
 from envmgr.collect.gae import Advantages, gae
 from envmgr.collect.loop import CollectLoop
@@ -22,9 +21,10 @@ from envmgr.collect.policies import (
     make_policy,
     policy_seed,
 )
+from envmgr.collect.policy_caller import by_env
 from envmgr.collect.records import EpisodeRecord
-from envmgr.collect.rollout import RolloutBuffer
-from envmgr.collect.rollouts import RolloutCollector
+from envmgr.collect.rollout_buffer import RolloutBuffer
+from envmgr.collect.rollout_collector import RolloutCollector
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.collect.trajectories import EpisodeCollector, StepCollector, Trajectory
 from envmgr.manager.loop import ManagerLoop

@@ -9,9 +9,9 @@ from copy import copy
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from envmgr.collect.actor import Acted, Actor
 from envmgr.collect.goals import Goal, check_goal
 from envmgr.collect.policies import Policy, RandomPolicy, policy_seed
+from envmgr.collect.policy_caller import Acted, Actor
 from envmgr.collect.records import EpisodeRecord, OpenEpisode, as_return, flag_of
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.errors import NothingReadyError, StateError

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envmgr.collect.actor import Acted
 from envmgr.collect.goals import check_count, keys_of_infos
 from envmgr.collect.loop import CollectLoop
+from envmgr.collect.policy_caller import Acted
 from envmgr.collect.records import EpisodeRecord, OpenEpisode
 from envmgr.core import ends_of
 from envmgr.errors import StateError

@@ -28,7 +28,7 @@ _OF_FAILURES = 6
 Points = Sequence[tuple[float, float | None]]
 
 _NOT_DRAWN = (ArithmeticError, ValueError, IndexError, TypeError)
-"""What pygal raises of figures that no sound run has."""
+"""What pygal raises for figures that no sound run has."""
 
 
 def lines(
@@ -85,7 +85,7 @@ def times(title: str, series: Mapping[str, Sequence[tuple[int, float | None]]], 
 
 
 def shares(title: str, bars: Mapping[str, Mapping[str, float]]) -> Html:
-    """Return bars of which each is a whole, made of its parts.
+    """Return stacked bars: the shares of the parts of each.
 
     Args:
         title: above it.

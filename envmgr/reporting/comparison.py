@@ -1,4 +1,4 @@
-"""Several runs beside each other."""
+"""Compares several runs on one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a run: what its page shows, as values that JSON holds."""
+"""The figures of a run, which its page shows, as JSON-compatible values."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from envmgr.errors import UnreadableRunError
-from envmgr.observing.boards import PROCESS
+from envmgr.observing.status_boards import PROCESS
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,

@@ -1,4 +1,4 @@
-"""For tests of what runs on managers: envs that sign, envs that fail, and a saboteur.
+"""For tests of what runs on managers: envs that sign timesteps, envs that fail, and a saboteur.
 
 - `LedgerEnv`, `LedgerWrapper`, `ledgered`: envs that sign every timestep; `Ledger` checks them,
   and an `AuditedLoop` tells it of everything.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from envmgr.testing.audited import AuditedLoop
 from envmgr.testing.chaos import Injury, Saboteur
-from envmgr.testing.env_check import EnvCheckError, Problem, check_env, env_problems
+from envmgr.testing.env_problems import EnvCheckError, Problem, check_env, env_problems
 from envmgr.testing.faulty import Fault, FaultError, FaultyEnv
 from envmgr.testing.injuries import Vulnerable, vulnerable
 from envmgr.testing.ledger import Ledger, LedgerError, LedgerReport

@@ -1,4 +1,4 @@
-"""The loop over a manager, told of in full to a ledger."""
+"""A loop over a manager that reports every action and timestep to a ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The saboteur: hurts random workers of a manager while it runs, and keeps the records.
+"""The saboteur: injures random workers of a manager while it runs, and records what happens.
 
     env_fn = vulnerable([make_env] * 8)
     with create_env_manager(cfg, env_fn=env_fn) as manager:
@@ -13,13 +13,8 @@ How workers are hurt is said in `envmgr.testing.injuries`.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import random
-import select
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,11 +23,8 @@ from typing import Any, Protocol
 from typing_extensions import Self
 
 from envmgr.errors import ConfigError
-from envmgr.proc import stat_of
-from envmgr.testing.injuries import AT_ONCE, refuse_kinds, signal_of
+from envmgr.testing.injuries import AT_ONCE, refuse_kinds, send_signal, signal_of
 from envmgr.types import Clock, monotonic
-
-_MOST_ANCESTORS = 8
 
 
 @dataclass
@@ -165,7 +157,7 @@ class Saboteur:
     # -- injuries ---------------------------------------------------------------------------
 
     def tick(self) -> Injury | None:
-        """Hurt a worker if it is time to; return the injury. Injuries are never made up for."""
+        """Hurt a worker if it is time to; return the injury. Missed ones are not made up for."""
         now = self._clock()
         if now < self._due_s:
             return None
@@ -300,44 +292,3 @@ def spread(times: Iterable[float | None]) -> dict[str, float | None]:
         return {"median": None, "p99": None, "max": None}
     ranks = {"median": 0.5, "p99": 0.99, "max": 1.0}
     return {name: known[math.ceil(q * len(known)) - 1] for name, q in ranks.items()}
-
-
-def send_signal(pid: int, number: int) -> bool:
-    """Send a signal to a process that descends from this one; return whether it was alive.
-
-    Nothing is sent to any other process: a pid may have become that of a stranger meanwhile.
-    """
-    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-            return True
-        return False
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if poll.poll(0) or not _descends_from_this(pid):
-            return False
-        signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(pidfd)
-    return True
-
-
-def _descends_from_this(pid: int) -> bool:
-    own = os.getpid()
-    for _ in range(_MOST_ANCESTORS):
-        if pid == own:
-            return True
-        try:
-            pid = int(stat_of(pid)[1])
-        except (OSError, ValueError, IndexError):
-            return False
-        if pid <= 1:
-            return False
-    return sys.platform != "linux"

@@ -23,7 +23,7 @@ import numpy as np
 
 from envmgr import errors
 from envmgr.testing.audited import AuditedLoop
-from envmgr.testing.env_check import env_problems
+from envmgr.testing.env_problems import env_problems
 from envmgr.testing.faulty import Fault, FaultyEnv
 from envmgr.testing.ledger_env import without_instance
 from envmgr.types import EnvTimestep, is_abnormal

@@ -1,4 +1,4 @@
-"""An env that fails as it is told: which fault, in which env, at which point of its life.
+"""An env that fails on command: with which fault, in which env, at which point of its life.
 
 A plan is a sequence of `Fault`s, which can be pickled. The env is a `LedgerEnv` besides, so that a
 `Ledger` tells whether what surrounds a fault is in order.

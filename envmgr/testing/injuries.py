@@ -8,15 +8,19 @@ writes garbage into the worker's connection before its next step or reset.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+import select
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from envmgr.errors import ConfigError
+from envmgr.proc import stat_of
 from envmgr.testing.faulty import hang_holding_gil, worker_channel, write_garbage
 
 _FROM_OUTSIDE = {"kill": "SIGKILL", "segfault": "SIGSEGV", "abort": "SIGABRT", "stop": "SIGSTOP"}
@@ -32,6 +36,8 @@ AT_ONCE = frozenset(("kill", "segfault", "abort", "exit"))
 
 EXIT_CODE = 17
 """Exit code of workers that were made to exit."""
+
+_MOST_ANCESTORS = 8
 
 _corruption_is_due = False
 
@@ -102,6 +108,47 @@ def signal_of(kind: str) -> int:
     if kind in _FROM_OUTSIDE:
         return int(getattr(signal, _FROM_OUTSIDE[kind]))
     return int(signal.SIGRTMIN) + _FIRST_SIGNAL + _FROM_INSIDE.index(kind)
+
+
+def send_signal(pid: int, number: int) -> bool:
+    """Send a signal to a process that descends from this one; return whether it was alive.
+
+    Nothing is sent to any other process: a pid may have become that of a stranger meanwhile.
+    """
+    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+            return True
+        return False
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if poll.poll(0) or not _descends_from_this(pid):
+            return False
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def _descends_from_this(pid: int) -> bool:
+    own = os.getpid()
+    for _ in range(_MOST_ANCESTORS):
+        if pid == own:
+            return True
+        try:
+            pid = int(stat_of(pid)[1])
+        except (OSError, ValueError, IndexError):
+            return False
+        if pid <= 1:
+            return False
+    return sys.platform != "linux"
 
 
 def refuse_kinds(kinds: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Envs that sign every timestep: who gave it, in which step, in answer to which action.
+"""Envs that sign every timestep with the env, the step and the action that it answers.
 
 The signature is a `Mark`, an int64 array in the info under `MARK_KEY`. What checks it on the
 trainer's side is the `Ledger`.

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envmgr.tuning.contest import Contestant
+from envmgr.tuning.benchmark_process import Contestant
 from envmgr.tuning.measuring import Runner, Stable
 from envmgr.tuning.peers import Peer
 from envmgr.tuning.search import Measured, compare

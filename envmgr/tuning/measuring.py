@@ -1,4 +1,4 @@
-"""Settings and envs at work: managers that are launched, and stepped for a while."""
+"""Launches managers and steps them for a while, to measure their speed."""
 
 from __future__ import annotations
 

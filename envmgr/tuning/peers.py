@@ -1,4 +1,4 @@
-"""Who runs the same envs beside envmgr: how to build it, if it is installed.
+"""Other libraries that the same envs are measured with: how to build them, if installed.
 
 Libraries are imported by name, in a process of their own; `contest` is that process.
 """

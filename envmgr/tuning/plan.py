@@ -1,4 +1,4 @@
-"""Which settings are worth measuring, how many there is time for, and for how long each. Pure."""
+"""Which settings to measure, how many there is time for, and how long each takes. Does no I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the best of some settings: measured in turns, and compared with each other. Pure.
+"""The search for the best of some settings: measured in turns, and compared. Does no I/O.
 
 A machine is now faster and now slower, so rates of different moments say little. In a lap every
 setting is measured once, forwards and backwards by turns, and what counts is how it did beside the

@@ -1,4 +1,4 @@
-"""The config that `envmgr init` writes: its keys, and comments from what was measured. Pure."""
+"""The config that `envmgr init` writes: its keys, and comments from what was measured. No I/O."""
 
 from __future__ import annotations
 

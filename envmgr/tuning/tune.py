@@ -13,7 +13,7 @@ from envmgr.errors import EnvManagerError
 from envmgr.launch import cores_of
 from envmgr.proc import resident_bytes
 from envmgr.transport.process.preflight import free_memory
-from envmgr.tuning.contest import Contestant
+from envmgr.tuning.benchmark_process import Contestant
 from envmgr.tuning.measuring import Course, PolicyOf, Runner, Stable, random_steps
 from envmgr.tuning.plan import candidates, most_entrants, window_of
 from envmgr.tuning.search import Measured, search

@@ -1,4 +1,4 @@
-"""Values in the text of a YAML file, changed in place: all else stays, comments too. Pure."""
+"""Changes values in the text of a YAML file; all else stays, comments too. Does no I/O."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from envmgr.cli.tune import _cells, _tuned_text, conclusion
 from envmgr.config import to_plain
 from envmgr.config.env_factories import env_factories
 from envmgr.config_file import load_config
-from envmgr.tuning.contest import Contestant, ContestantError
+from envmgr.tuning.benchmark_process import Contestant, ContestantError
 from envmgr.tuning.settings import Setting, changes_of
 from envmgr.tuning.tune import Row, Tuned
 from envmgr.worker.profiling import Profile, Trial

@@ -21,7 +21,7 @@ from envmgr.testing.contract import (
     refused,
     require,
 )
-from envmgr.testing.env_check import EnvCheckError, Problem, check_env, env_problems, misfit
+from envmgr.testing.env_problems import EnvCheckError, Problem, check_env, env_problems, misfit
 
 # -- our own --------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ NAMES = (
         "envmgr.config.env_factories:ConfiguredEnv",
         "envmgr:launch.os.system",
     ),
-    *("envmgr.testing.chaos:send_signal", "envmgr.config.imports:importlib.import_module"),
+    *("envmgr.testing.injuries:send_signal", "envmgr.config.imports:importlib.import_module"),
     *("envmgr.env.figures:os.system", "envmgr.collect.policies:RandomPolicy", "random", "\u00aa:b"),
     *("gymnasium:" + "a." * 500 + "b", "a" * 5000 + ":b", "canary:run.__globals__", "canary:Env()"),
 )

@@ -11,7 +11,7 @@ import pytest
 
 from envmgr import as_gymnasium, create_env_manager
 from envmgr.adapters.batches import FixedBatches
-from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
+from envmgr.adapters.on_failure import failure_of, plain_info, raise_in_trainer, raises
 from envmgr.adapters.rows import Rows, joined
 from envmgr.errors import (
     ConfigError,

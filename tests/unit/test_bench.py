@@ -17,7 +17,7 @@ from envmgr.cli.commands import envmgr
 from envmgr.config.env_factories import key_of
 from envmgr.config_file import load_config
 from envmgr.tuning.bench import OURS, advice, contested
-from envmgr.tuning.contest import ContestantError
+from envmgr.tuning.benchmark_process import ContestantError
 from envmgr.tuning.loops import GymnasiumLoop, look_at
 from envmgr.tuning.peers import PEERS, Peer, installed, loop_of
 from envmgr.tuning.search import Measured

@@ -16,7 +16,7 @@ import pytest
 
 import envmgr
 from envmgr.errors import ConfigError, StateError, UnreadableRunError
-from envmgr.observing.boards import PROCESS, boards_of, pid_of, process_facts
+from envmgr.observing.status_boards import PROCESS, boards_of, pid_of, process_facts
 from envmgr.wire.board import (
     HEADER_BYTES,
     TEXT_BYTES,

@@ -188,7 +188,7 @@ def test_own_machinery_is_not_allowed_to_files() -> None:
         "envmgr.config.env_factories:import_object",  # would import what its arguments name
         "envmgr.config.env_factories:ConfiguredEnv",
         "envmgr.collect.policies:make_policy",
-        "envmgr.testing.chaos:send_signal",
+        "envmgr.testing.injuries:send_signal",
         "envmgr.testing.chaos:Saboteur",
         "envmgr.testing.faulty:segfault",
         "envmgr.env.figures:write_png",

@@ -19,7 +19,7 @@ from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.seeds import EpisodeSeeds
 from envmgr.errors import ConfigError
 from envmgr.testing.checkup.probes import trajectory
-from envmgr.testing.env_check import env_problems
+from envmgr.testing.env_problems import env_problems
 
 
 class Scripted(gymnasium.Env[Any, Any]):

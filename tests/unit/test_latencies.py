@@ -20,7 +20,7 @@ from envmgr.cli.loggers import Loggers
 from envmgr.collect import CollectStatistics
 from envmgr.errors import ConfigError, MissingDependencyError
 from envmgr.observing.endpoint import Endpoint, families_of
-from envmgr.observing.top import Top
+from envmgr.observing.top_table import Top
 from envmgr.wire.board import Board, BoardPlan
 from envmgr.wire.latencies import (
     BOUNDS,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from envmgr.cli.usage import Usage, advice_of
+from envmgr.cli.resource_usage import Usage, advice_of
 
 # Eight CartPoles with a process each on two cores, as on an idle machine.
 CARTPOLES = Usage(

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from envmgr.lifecycle import EnvState
-from envmgr.observing import live_top
-from envmgr.observing.live_top import LiveTop
-from envmgr.observing.top import SORTS, Top
+from envmgr.observing import top_screen
+from envmgr.observing.top_screen import LiveTop
+from envmgr.observing.top_table import SORTS, Top
 from envmgr.wire.board import Board, BoardPlan, put_text
 from envmgr.wire.latencies import NUMBERS
 
@@ -90,7 +90,7 @@ def test_failures_and_what_does_not_run_have_colours() -> None:
 
 
 def test_the_stacks_of_an_env_are_those_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_top.Stacks, "of", lambda self, pid: f'  File "game.py" of {pid}')
+    monkeypatch.setattr(top_screen.Stacks, "of", lambda self, pid: f'  File "game.py" of {pid}')
     one = board(2)
     one.pids[1] = 4711
     put_text(one.errors[1], "env 1 died in its step")

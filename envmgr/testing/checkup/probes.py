@@ -21,7 +21,7 @@ from envmgr.env.play import RandomPlay
 from envmgr.testing.checksums import checksum_of, reward_checksum
 from envmgr.testing.checkup.processes import Holdings, holdings, release_free_memory
 from envmgr.testing.checkup.tally import Tally
-from envmgr.testing.env_check import problems_of_one, seeded_run
+from envmgr.testing.env_problems import problems_of_one, seeded_run
 from envmgr.types import EnvTimestep
 from envmgr.worker.profiling import profile_env
 

@@ -1,4 +1,4 @@
-"""What is thought of what the probes have found. Pure: figures in, findings out."""
+"""Turns what the probes have found into findings. Pure: figures in, findings out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the nodes of a cluster have room for the actors of a manager, and where each one goes."""
+"""Whether the nodes of a cluster have room for a manager's actors, and which node each goes to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live table of the envs of a trainer."""
+"""The table of `envmgr top`: a trainer's envs, with rates, fitted to a width."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from envmgr.errors import UnreadableRunError
 from envmgr.lifecycle import EnvState
-from envmgr.observing.boards import boards_of
+from envmgr.observing.status_boards import boards_of
 from envmgr.proc import resident_bytes
 from envmgr.texts import seconds_text
 from envmgr.wire.board import COUNTERS, Activity, Board
@@ -59,7 +59,7 @@ class Table(NamedTuple):
 
 
 class Top:
-    """Makes tables of what has changed from one look to the next.
+    """Makes the table, with rates since the previous refresh.
 
     Args:
         sort: one of `SORTS`.

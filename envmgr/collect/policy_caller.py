@@ -1,4 +1,4 @@
-"""A policy of dicts by env_id as collectors call it, and the states of recurrent ones."""
+"""Calls a policy of dicts by env_id for collectors, and keeps the states of recurrent ones."""
 
 from __future__ import annotations
 

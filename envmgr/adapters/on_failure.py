@@ -1,4 +1,4 @@
-"""What becomes of a failed env in a trainer: a truncated episode, or an exception."""
+"""`on_failure` of adapters: a failed env's episode is truncated, or the failure raised."""
 
 from __future__ import annotations
 

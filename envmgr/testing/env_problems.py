@@ -1,4 +1,4 @@
-"""A check of an env before a manager runs it: everything that a manager would stumble over."""
+"""A check of an env before a manager runs it: everything that would make it fail there."""
 
 from __future__ import annotations
 
@@ -187,7 +187,11 @@ class Trial:
             self._note("close", f"it raised {type(error).__name__}: {error}")
 
     def differences(self, other: Trial) -> list[Problem]:
-        """Return where this trial differs from one with the same seed."""
+        """Return where this trial differs from one with the same seed.
+
+        For tests with `EnvContract`. `envmgr check` tries that in processes of their own, and
+        compares them in `testing.checkup.verdicts`.
+        """
         pairs = zip(self.sums, other.sums, strict=False)
         place = next((k for k, (one, two) in enumerate(pairs) if one != two), None)
         if place is None:

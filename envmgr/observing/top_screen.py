@@ -1,4 +1,4 @@
-"""`envmgr top` on a terminal: a screen of its own, as wide as it is, and keys.
+"""`envmgr top` on a terminal: full screen, fitted to its width, with keys.
 
 The screen is rich's, which other commands have already; a package for whole applications, such as
 textual, would be a dependency that nothing else needs, for five keys.
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 from envmgr.lifecycle import EnvState
-from envmgr.observing.boards import NotLaunchedError, boards_of, start_of
 from envmgr.observing.dump import IDLE
-from envmgr.observing.top import Top
+from envmgr.observing.status_boards import NotLaunchedError, boards_of, start_of
+from envmgr.observing.top_table import Top
 from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.board import Board, text_in
 
@@ -66,7 +66,7 @@ class Keys:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Have it as it was."""
+        """Restore the terminal."""
         import termios
 
         termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)

@@ -1,4 +1,4 @@
-"""A process in which one contestant runs envs: what it does to the process is its own affair.
+"""Measures one library or setting in a process of its own, so that it cannot affect the others.
 
 It reads, as one line, what to run; then, for each line with a number of seconds, it steps for so
 long and answers with a line of JSON. The end of its input ends it.
@@ -59,7 +59,7 @@ class Contestant:
         self._limit_s = limit_s
         packed = pickles.dumps((sys.path, peer, list(factories), dict(config), policy_of))
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "envmgr.tuning.contest"],
+            [sys.executable, "-W", "ignore", "-m", "envmgr.tuning.benchmark_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.collect.batch_actor import BatchActor, hint_of_form
+from envmgr.collect.batch_policy_caller import BatchActor, hint_of_form
 from envmgr.collect.goals import check_count, keys_of_infos
 from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
-from envmgr.collect.rollout import RolloutBuffer
 from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, Tally, make_recorded
+from envmgr.collect.rollout_buffer import RolloutBuffer
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.core import ArrayBatch
 from envmgr.env.agent_rows import refuse_agents

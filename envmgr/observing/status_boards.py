@@ -1,4 +1,4 @@
-"""Finds the boards of a trainer that runs on this machine."""
+"""Finds trainers on this machine by their status boards: the shared memory that they write."""
 
 from __future__ import annotations
 

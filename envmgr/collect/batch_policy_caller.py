@@ -1,4 +1,4 @@
-"""A policy of batches as a rollout collector calls it, and the states of recurrent ones."""
+"""Calls a batched policy for the rollout collector, and keeps the states of recurrent ones."""
 
 from __future__ import annotations
 
