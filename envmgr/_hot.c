@@ -1297,7 +1297,8 @@ PyDoc_STRVAR(said_doc,
 /* What all replies say, if they have come and are ordinary: the buffer of their observations, the flags of
  * those that end no episode, and {position: flags} of the others, or NULL. 1, or 0 if Python has to look at
  * them, or -1 with an error. */
-static int read_flags(OrdinaryRows *self, uint16_t *buffer, uint16_t *usual, PyObject **ends) {
+static int read_flags(OrdinaryRows *self, int takes_ends, uint16_t *buffer, uint16_t *usual,
+                      PyObject **ends) {
     *ends = NULL;
     if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count))
         return 0;
@@ -1311,7 +1312,7 @@ static int read_flags(OrdinaryRows *self, uint16_t *buffer, uint16_t *usual, PyO
         uint16_t flags = __atomic_load_n(&self->flags[k], __ATOMIC_RELAXED);
         if (flags == (*buffer | *usual))
             continue;
-        if (!self->takes_ends || (flags & self->buffer_bits) != *buffer ||
+        if (!takes_ends || (flags & self->buffer_bits) != *buffer ||
             (flags & self->has_info) != (*usual & self->has_info) ||
             (flags & self->end_bits & ~self->has_info) != self->plain_end ||
             (self->resets != NULL &&
@@ -1338,7 +1339,7 @@ static int read_flags(OrdinaryRows *self, uint16_t *buffer, uint16_t *usual, PyO
 static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
     uint16_t buffer, usual;
     PyObject *ends;
-    int is_ordinary = read_flags(self, &buffer, &usual, &ends);
+    int is_ordinary = read_flags(self, self->takes_ends, &buffer, &usual, &ends);
     if (is_ordinary <= 0)
         return is_ordinary < 0 ? NULL : Py_NewRef(Py_None);
     if (ends == NULL)
@@ -1349,8 +1350,6 @@ static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
 /* {env_id: buffer} of the first observations of the next episodes, given the ends that `read_flags` has found;
  * None if one has more to it, or is still to come. */
 static PyObject *beginnings_of(OrdinaryRows *self, PyObject *ends) {
-    if (self->resets == NULL)
-        return Py_NewRef(Py_None);
     PyObject *position, *end, *found = PyDict_New();
     Py_ssize_t next = 0;
     while (found != NULL && PyDict_Next(ends, &next, &position, &end)) {
@@ -1384,16 +1383,18 @@ static int commit(OrdinaryRows *self, PyObject *returning, PyObject *timesteps, 
 
 PyDoc_STRVAR(deliver_doc,
              "deliver(returning, buffer, in_arena, timesteps)\n--\n\n"
-             "The timesteps of all rows, which `said` has found ordinary, are about to be returned.");
+             "The timesteps of all rows, which `said` has found ordinary, are about to be returned. Return "
+             "whether they were posted until now; if not, the manager was closed meanwhile.");
 
 static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
     PyObject *returning, *timesteps;
     int buffer, in_arena;
     if (!PyArg_ParseTuple(args, "OipO", &returning, &buffer, &in_arena, &timesteps))
         return NULL;
+    int were_posted = are_all(self->phases, self->posted, self->count);
     if (commit(self, returning, timesteps, buffer, in_arena, NULL) < 0)
         return NULL;
-    Py_RETURN_NONE;
+    return PyBool_FromLong(were_posted);
 }
 
 /* A tuple of this type, which takes these items over; without them, whatever becomes of it. */
@@ -1445,11 +1446,17 @@ static PyObject *made_batch(PyObject *type, PyObject *ids, PyObject *makers, PyO
 PyDoc_STRVAR(hand_out_doc,
              "hand_out(recipes)\n--\n\n"
              "Hand the timesteps of all rows out as a batch, which is about to be returned, if they have come "
-             "and there is a recipe for the flags of those that end no episode: (type of the batch, env_ids, "
-             "what makes its other parts, what makes the last three of them given {position: flags} of ends and "
-             "{env_id: buffer} of beginnings, what these beginnings are noted by, type of what is handed out, "
-             "type of what the journal has of it). The journal is to note beginnings then. None if there is no "
-             "recipe, or something cannot be made: Python has to look at them, and nothing was changed.");
+             "and there is a recipe for the flags of those that end no episode:\n\n"
+             "- the type of the batch\n"
+             "- the env_ids\n"
+             "- what makes its other parts\n"
+             "- what makes the last three of these, given {position: flags} of ends and {env_id: buffer} of the "
+             "beginnings after them; None if nothing does\n"
+             "- what notes beginnings; the journal is left to call it\n"
+             "- the type of what is handed out\n"
+             "- the type of what the journal has of it\n\n"
+             "None if there is no recipe, or something cannot be made: Python has to look at them, and nothing "
+             "was changed.");
 
 static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
     if (!PyDict_Check(recipes)) {
@@ -1460,7 +1467,8 @@ static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
     PyObject *ends, *begun = NULL, *of_ends = NULL, *recipe = NULL, *batch = NULL, *handed = NULL;
     PyObject *count = NULL, *before = NULL, *after = NULL, *returning = NULL, *unfinished = NULL, *result = NULL;
     PyObject *type, *ids, *makers, *ended, *begin, *handed_type, *returning_type;
-    int is_ordinary = read_flags(self, &buffer, &usual, &ends);
+    /* Where resets are no part of steps, ends have more to them. */
+    int is_ordinary = read_flags(self, self->takes_ends && self->resets != NULL, &buffer, &usual, &ends);
     if (is_ordinary <= 0)
         return is_ordinary < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *key = PyLong_FromLong(buffer | usual);
@@ -1482,7 +1490,8 @@ static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
             goto none;
     }
     batch = made_batch(type, ids, makers, of_ends);
-    if (batch == Py_None)
+    /* A signal handler may have closed the manager while they were made. */
+    if (batch == Py_None || (batch != NULL && !are_all(self->phases, self->posted, self->count)))
         goto none;
     if (batch == NULL || (count = PyLong_FromSsize_t(self->count)) == NULL ||
         (handed = PyObject_CallNoArgs(handed_type)) == NULL ||

@@ -83,7 +83,7 @@ class FixedBatches:
 
     With `on_failure="recover"` the step of an env that fails ends its episode: truncated, with the
     last good observation, reward 0.0, and an info with `abnormal=True` and `error`, a text. With
-    "raise" the exception is raised: see `failures.raise_in_trainer`.
+    "raise" the exception is raised: see `on_failure.raise_in_trainer`.
 
     Args:
         manager: of any kind; of those that gather some timesteps, all are gathered.
@@ -193,7 +193,7 @@ class FixedBatches:
 
         Raises:
             EnvManagerError: as `EnvManager.launch` and `reset`; with on_failure "raise" what
-                `failures.raise_in_trainer` makes of it.
+                `on_failure.raise_in_trainer` makes of it.
         """
         ids = self._all if env_ids is None else list(env_ids)
         seeds = None if seed is None else each_seed(seed, self.n) or ()

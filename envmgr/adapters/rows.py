@@ -16,7 +16,7 @@ RowIds = Sequence[int] | npt.NDArray[np.intp]
 
 
 class PlainInfos(Sequence[dict[str, Any]]):
-    """The infos of timesteps as `failures.plain_info` gives them; made when one is asked for.
+    """The infos of timesteps as `on_failure.plain_info` gives them; made when one is asked for.
 
     Args:
         batch: the timesteps.
@@ -121,7 +121,7 @@ class Rows(NamedTuple):
         rewards: (k,) float64; (k, *shape) if they are larger arrays.
         terminated: (k,) bool.
         truncated: (k,) bool. The episode of an env that failed is truncated.
-        infos: k infos as `failures.plain_info` gives them; None if all of them are empty.
+        infos: k infos as `on_failure.plain_info` gives them; None if all of them are empty.
         ended: the env_ids whose episodes ended, ascending.
     """
 

@@ -28,6 +28,7 @@ from envmgr.core.statistics import Statistics
 from envmgr.core.table import NOBODY, Selection, Selections
 from envmgr.env.contract import ENDING_GIVEN, TERMINATED, TRUNCATED, info_of
 from envmgr.hot import hot
+from envmgr.lifecycle import EnvState
 from envmgr.spaces import ValueMismatchError, indexed
 from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.wire.block import (
@@ -211,8 +212,10 @@ class HandedOut:
         odd: ends of episodes among them that are to be followed up, which is not to be interrupted.
         begun: the buffers of first observations, by env_id, if all episodes that ended among them
             are told together with the beginnings of the next ones.
-        reset_infos: of these, as far as they said anything.
-        fate: what is to become of them, if somebody wants to know.
+        reset_infos: what those resets said, by env_id, if anything.
+        beginnings: what is noted of them; None until it was looked.
+        n_episodes: episodes ended since launch, these included; once it was looked.
+        fate: what is to become of the timesteps, if somebody wants to know.
     """
 
     result: Any = None
@@ -221,8 +224,8 @@ class HandedOut:
     odd: Sequence[Ending] = ()
     begun: Mapping[int, int] = _EMPTY
     reset_infos: Mapping[int, dict[str, Any]] = _EMPTY
-    beginnings: Sequence[Beginning] | None = None  # of `begun`, once it is to be noted
-    n_episodes = 0  # since launch, these included
+    beginnings: Sequence[Beginning] | None = None
+    n_episodes = 0
     fate: Fate | None = None
 
 
@@ -333,10 +336,11 @@ class Collector:
         if window is not None and not self._table.undelivered:
             return bool(window.replies == window.tokens)
         table, rows = self._table, selection.array
-        if self._block is None and not table.awaits_reset:
+        block = self._block  # once: a signal handler may close the manager at any time
+        if block is None and not table.awaits_reset:
             return all(map(table.undelivered.__contains__, selection.ids))
-        if self._block is not None and not table.undelivered and selection.count > _FEW:
-            return 0 not in table.answered(self._block.replies, _POSTED)[rows].tobytes()
+        if block is not None and not table.undelivered and selection.count > _FEW:
+            return 0 not in table.answered(block.replies, _POSTED)[rows].tobytes()
         return all(map(self.has_arrived, selection.ids))
 
     def has_arrived(self, env_id: int) -> bool:
@@ -350,10 +354,10 @@ class Collector:
 
     def arrived_ids(self) -> list[int]:
         """Return the envs whose timesteps can be handed out, ascending."""
-        table = self._table
+        table, block = self._table, self._block
         found = sorted(env_id for env_id in table.undelivered if env_id not in table.awaits_reset)
-        if self._block is not None:
-            replied: list[int] = table.answered(self._block.replies, _POSTED).nonzero()[0].tolist()
+        if block is not None:
+            replied: list[int] = table.answered(block.replies, _POSTED).nonzero()[0].tolist()
             found = sorted(replied + found) if found else replied
         return table.complete(found)
 
@@ -378,10 +382,10 @@ class Collector:
         return any(not self._is_end(env_id) and goes_on(env_id) for env_id in env_ids)
 
     def _is_end(self, env_id: int) -> bool:
-        timestep = self._table.undelivered.get(env_id)
-        if timestep is not None or self._block is None:
+        timestep, block = self._table.undelivered.get(env_id), self._block
+        if timestep is not None or block is None:
             return timestep is None or timestep.done
-        return bool(self._block.flags[env_id] & DONE)
+        return bool(block.flags[env_id] & DONE)
 
     # -- taking it ----------------------------------------------------------------------------
 
@@ -412,7 +416,9 @@ class Collector:
                     return None
                 remarks = Remarks(usual, selection.count, ends, infos=infos)
                 args = selection.ids, selection, buffer, remarks, _EMPTY, n_before, block, arena
-                return self._with_beginnings(Collected(*args, said=buffer | usual))
+                collected = Collected(*args, said=buffer | usual)
+                self._note_beginnings(collected)
+                return collected
         ids, kept = selection.ids, _EMPTY
         if undelivered:
             kept = {i: undelivered[i] for i in ids if i in undelivered}
@@ -436,24 +442,25 @@ class Collector:
         if texts is not None and self._misreads(texts, selection, buffers):
             return None
         collected = Collected(ids, selection, buffers, remarks, kept, n_before, block, arena)
-        return self._with_beginnings(collected) if remarks.specials else collected
+        if remarks.specials:
+            self._note_beginnings(collected)
+        return collected
 
-    def _with_beginnings(self, collected: Collected) -> Collected:
+    def _note_beginnings(self, collected: Collected) -> None:
         """Note whether the ends among timesteps are told together with the next beginnings."""
         selection, episodes, replies = collected.selection, self._episodes, self._replies
-        if not episodes.end_in_place or selection is None or replies is None:
-            return collected
+        if not episodes.ends_in_place or selection is None or replies is None:
+            return
         ended = []
         for position, flag in collected.remarks.specials.items():
             if flag & DONE:
                 if flag & AFTER_BITS != RESETS:
-                    return collected
+                    return
                 ended.append(selection.ids[position])
         if episodes.may_end_in_place(ended):
             begun, infos = replies.resets(ended)
             if len(begun) == len(ended) and not self._table.observed.misread(begun):
                 collected.begun, collected.reset_infos = begun, infos
-        return collected
 
     def take_arrays(self, selection: Selection) -> HandedOut | None:
         """As `take`, for who wants arrays: what is ordinary is read at once, and handed out."""
@@ -461,8 +468,8 @@ class Collector:
         if handed is None:
             return self.take(selection)
         result: HandedOut = handed
-        if result.begun:
-            self._journal.finish()  # notes the episodes that have begun
+        if result.begun:  # C has left the note of it, too
+            self._journal.do(self._end_in_place, result)
         if self._has_spares or Phase.RESETTING in self._table.phases.column:
             self._go_on(result)
         return result
@@ -477,7 +484,8 @@ class Collector:
 
     def _infos_of_all(self, selection: Selection) -> RecordBatch | HandedBatch | None:
         """Return the infos of envs that all have one; None if they cannot be read together."""
-        infos = None if self._replies is None else self._replies.infos(selection)
+        replies = self._replies  # once, as in `have_arrived`
+        infos = None if replies is None else replies.infos(selection)
         return None if infos is None or infos.odd else infos
 
     def _batch_infos(self, selection: Selection, flags: int) -> BatchInfos | None:
@@ -562,10 +570,11 @@ class Collector:
 
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
         """Look at a reply with something to it; False if it is malformed."""
-        if self._replies is None:
+        replies = self._replies  # once, as in `have_arrived`
+        if replies is None:
             return False
         try:
-            details[position] = self._replies.detail(env_id, flag)
+            details[position] = replies.detail(env_id, flag)
         except ValueMismatchError:
             self.left = env_id
             return False
@@ -573,9 +582,10 @@ class Collector:
 
     def _not_reset(self, env_ids: list[int]) -> list[int]:
         """Return those of some envs whose episodes have ended, and the next ones not begun."""
-        if self._replies is None:
-            return env_ids
-        return self._replies.not_reset(env_ids, self._table.tokens[env_ids])
+        replies = self._replies  # once, as in `have_arrived`
+        return (
+            env_ids if replies is None else replies.not_reset(env_ids, self._table.tokens[env_ids])
+        )
 
     # -- reading it -----------------------------------------------------------------------------
 
@@ -646,7 +656,8 @@ class Collector:
         if obs is None:  # they are of several layouts
             return None
         if collected.said is not None and window is not None:
-            if arena is not None and not arena.has_texts:
+            is_new = collected.said not in selection.recipes
+            if is_new and arena is not None and not arena.has_texts:
                 self._note_recipe(selection, arena, collected.said)
             if collected.in_c is not None:
                 none, numbers = selection.none.copy, window.rewards.copy
@@ -675,18 +686,17 @@ class Collector:
             arena: where their observations are; there are no texts among them.
             flags: those of timesteps that end no episode.
         """
-        window, remarks = selection.window, self._remarks_of(selection, flags)
-        if window is None or remarks is None:
+        window, none = selection.window, selection.none.copy
+        if window is None:
             return
-        none, has_infos = selection.none.copy, flags & HAS_INFO
         obs, rewards = arena.maker(selection, flags & BUFFER_BITS), window.rewards.copy
         infos = (
             partial(self._batch_infos, selection, flags)
-            if has_infos
-            else partial(BatchInfos, remarks)
+            if flags & HAS_INFO
+            else partial(BatchInfos, Remarks(flags, selection.count))
         )
         makers = obs, rewards, none, none, infos
-        ended = partial(self._ended, selection, flags) if self._episodes.end_in_place else None
+        ended = partial(self._ended, selection, flags) if self._episodes.ends_in_place else None
         types = HandedOut, Returning
         recipe = ArrayBatch, selection.array, makers, ended, self._end_in_place, *types
         selection.recipes[flags] = recipe
@@ -726,7 +736,8 @@ class Collector:
         collected.n_episodes = statistics.episodes
         timesteps = collected.n_before + collected.count
         returning = _make_returning((collected, journal.caller))
-        collected.in_c.deliver(returning, collected.buffers, in_arena, timesteps)
+        if not collected.in_c.deliver(returning, collected.buffers, in_arena, timesteps):
+            statistics.cancelled -= collected.count  # as in `_redo`
         if self._has_spares or Phase.RESETTING in self._table.phases.column:
             self._go_on(collected)
 
@@ -739,6 +750,10 @@ class Collector:
             collected.n_episodes = statistics.episodes + len(endings)
             collected.endings = endings
         journal.returning = Returning(collected, journal.caller)
+        is_closed = self._table.states.column[collected.ids[0]] == EnvState.VOID
+        if is_closed and statistics.timesteps == collected.n_before:
+            # By a signal handler since they were taken: they were cancelled with all the others.
+            statistics.cancelled -= collected.count
         self._table.delivered(collected.selection, collected.kept)
         statistics.timesteps = collected.n_before + collected.count
         if endings:
@@ -750,7 +765,7 @@ class Collector:
     def _end_in_place(self, handed: HandedOut, again: bool) -> None:
         """Have episodes end, and the next ones begin, with timesteps that were handed out."""
         beginnings = handed.beginnings
-        if beginnings is None:  # as in `_redo`
+        if beginnings is None:  # so nothing of this was noted so far
             beginnings = self._episodes.beginnings(handed.begun)
             handed.n_episodes = self._statistics.episodes + len(beginnings)
             handed.beginnings = beginnings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -181,8 +181,8 @@ class Episodes:
 
     Attributes:
         restorations: who is not reset, but restored.
-        end_in_place: a step that ends an episode is told together with the next one's beginning,
-            and there is nothing else to either of them, mostly.
+        ends_in_place: a step that ends an episode is told together with the next one's beginning:
+            see `may_end_in_place`.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Episodes:
         # With spares, which env is reset is decided here; with caps, when it is.
         self._hosts_begin = rules.auto_reset and spares is None and hosts.starts is None
         plainly = self._hosts_begin and hosts.resets_need_no_looking_after
-        self.end_in_place = plainly and rules.reset_inplace
+        self.ends_in_place = plainly and rules.reset_inplace
 
     def begin(self, env: ManagedEnv) -> None:
         """Send the reset of an idle env, now or when it has its turn."""
@@ -290,12 +290,12 @@ class Episodes:
         self._table.episodes_ended(plain)
         return odd
 
-    def may_end_in_place(self, env_ids: Iterable[int]) -> bool:
+    def may_end_in_place(self, env_ids: Collection[int]) -> bool:
         """Whether there is nothing else to know of envs that end, and begin, episodes in a step."""
-        table, episode_num = self._table, self._rules.episode_num
-        if not self.end_in_place or self._statistics.failing:
+        table, episode_num, failing = self._table, self._rules.episode_num, self._statistics.failing
+        if not self.ends_in_place or table.failed_while_ready:
             return False
-        if table.again or table.failed_while_ready:
+        if not (table.again.isdisjoint(env_ids) and failing.isdisjoint(env_ids)):
             return False
         done = table.episodes_done
         return episode_num == _UNLIMITED or all(done[i] + 1 < episode_num for i in env_ids)

@@ -201,7 +201,7 @@ class RowsToRead:
         self.ids = ids
         self.array: npt.NDArray[np.int64] = np.array(ids, np.int64)
         self.array.flags.writeable = False
-        # The last one tells of most that they are no neighbours.
+        # For most, the last id alone shows that they are not neighbours.
         self.is_slice = ids[-1] - first == count - 1 and ids == list(range(first, first + count))
         self.rows: Rows = slice(first, first + count) if self.is_slice else self.array
         self.arenas: dict[int, list[Array]] = {}

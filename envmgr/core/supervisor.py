@@ -361,8 +361,10 @@ class Supervisor:
         if self.hosts.starts is not None:
             self.hosts.starts.forget()
         returning = self.journal.returning
-        if returning is not None and not is_run(returning.caller):  # its call did not return
-            self.statistics.timesteps = returning.timesteps.n_before
+        if returning is not None:
+            handed = returning.timesteps
+            is_returned = is_run(returning.caller)  # else an interrupt has ended its call
+            self.statistics.timesteps = handed.n_before + (handed.count if is_returned else 0)
         self.statistics.cancelled += self.statistics.outstanding
         slots = self.statistics.of_slots
         slots.cancelled = slots.actions - slots.timesteps

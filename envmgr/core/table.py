@@ -1351,6 +1351,8 @@ class Selections:
         selection.hosts = list(dict.fromkeys(map(self._table.index_of.__getitem__, key)))
         if len(self._known) >= _KNOWN_SELECTIONS:
             self._count_steps()
+            for known in self._known.values():
+                known.recipes.clear()  # which know their selection: let go of it now, not later
             self._known.clear()
         if selection.is_slice and self._block is not None:
             selection.window = Window(self._block, selection.rows, self._table.tokens)

@@ -85,7 +85,7 @@ def listed_env_ids(env_ids: Any, env_num: int) -> list[int]:
     """
     if type(env_ids) is np.ndarray and env_ids.ndim == 1 and env_ids.dtype.kind in "iu":
         env_ids = env_ids.tolist()
-        if env_ids and min(env_ids) >= 0 and max(env_ids) < env_num:
+        if env_ids and _are_below(env_num, env_ids):
             listed: list[int] = env_ids  # the ordinary case
             return listed
     try:
@@ -94,9 +94,13 @@ def listed_env_ids(env_ids: Any, env_num: int) -> list[int]:
         raise UnknownEnvError(
             f"env_ids should be a list of the env_ids 0 to {env_num - 1}, but {error}"
         ) from error
-    if set(map(type, given)) == {int} and min(given) >= 0 and max(given) < env_num:
+    if set(map(type, given)) == {int} and _are_below(env_num, given):
         return given
     return [checked_env_id(env_id, env_num) for env_id in given]
+
+
+def _are_below(env_num: int, numbers: list[int]) -> bool:
+    return min(numbers) >= 0 and max(numbers) < env_num
 
 
 def actions_by_id(actions: Any) -> dict[Any, Any]:

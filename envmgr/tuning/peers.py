@@ -1,6 +1,6 @@
 """Other libraries that the same envs are measured with: how to build them, if installed.
 
-Libraries are imported by name, in a process of their own; `contest` is that process.
+Libraries are imported by name, in a process of their own: see `benchmark_process`.
 """
 
 from __future__ import annotations

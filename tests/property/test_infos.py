@@ -197,8 +197,9 @@ def test_infos_are_the_same_by_every_route(seed: int, route: str) -> None:
 
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
-UNLIKE = (ValueError, TypeError, OverflowError, AttributeError)
-"""Of several such values in a batch, who goes env by env meets another one first."""
+UNLIKE = (ValueError, OverflowError, AttributeError)
+"""What values of unlike types raise. Which comes first depends on the order in which they are read:
+env by env, or key by key."""
 
 
 def gymnasium_run(env: Any) -> list[Any]:

@@ -148,12 +148,14 @@ def test_an_end_with_more_to_it_is_noted_by_itself() -> None:
     rig.hand_out(collected)
     assert [rig.state(i) for i in range(2)] == [EnvState.DONE, EnvState.RUN]
     for told in ("again", "failing"):
-        rig, _ = _ended_in_place()
-        owner = rig.supervisor.table if told == "again" else rig.supervisor.statistics
-        getattr(owner, told).add(1)
-        taken = rig.supervisor.collector.take(rig.selection([0, 1]))
-        assert taken is not None
-        assert not taken.begun
+        for env_id in (0, 1):
+            rig, _ = _ended_in_place()
+            owner = rig.supervisor.table if told == "again" else rig.supervisor.statistics
+            getattr(owner, told).add(env_id)
+            taken = rig.supervisor.collector.take(rig.selection([0, 1]))
+            assert taken is not None
+            assert bool(taken.begun) is (env_id == 1)  # of others there may be more to know
+            assert rig.hand_out(taken).keys() == {0, 1}
 
 
 @over_routes

@@ -42,7 +42,7 @@ def test_c_does_what_python_does_whatever_comes() -> None:
     seen = fuzz(0, 900)
     assert min(seen["replied in the block"], seen["replied by message"]) > 50, seen
     assert min(seen["posted in C"], seen["posted in Python"], seen["not posted"]) > 40, seen
-    assert min(seen["collected in C"], seen["collected in Python"]) > 20, seen
+    assert min(seen["collected in C"], seen["collected in Python"], seen["ends in C"]) > 15, seen
     assert min(seen["infos written"], seen["infos not written"], seen["infos read together"]) > 50
     assert "raised" not in str([name for name in seen if "trainer" in name])
 
@@ -154,7 +154,7 @@ def test_no_reference_is_kept_and_none_is_given_back_twice_whatever_comes() -> N
         worker_cases(seed, 120, Counter())
         trainer_cases(seed, 120, Counter())
 
-    for seed in (5, 6):
+    for seed in (5, 6):  # in the latter, episodes end in place
         cases(seed)
         looks = [_used()]
         for _ in range(5):
@@ -930,10 +930,11 @@ def test_what_was_delivered_is_noted_in_one_go() -> None:
     holder = types.SimpleNamespace(timesteps=1, returning=None)
     rows = _rows(memory, statistics=holder, journal=holder)
     memory[:16] = bytes(range(16))
-    rows.deliver("these", 1, True, 12)
+    assert rows.deliver("these", 1, True, 12) is False  # as the manager was closed meanwhile
     assert memory[:16] == bytes(4) + bytes((4, 5, 6, 7)) + bytes((1,) * 8)
     assert (holder.timesteps, holder.returning) == (12, "these")
-    rows.deliver("these", 0, False, 12)
+    memory[:4] = bytes((3,)) * 4
+    assert rows.deliver("these", 0, False, 12) is True
     assert memory[8:16] == bytes(8)
 
 
@@ -1096,6 +1097,21 @@ def test_ends_with_more_to_them_are_not_handed_out_in_c() -> None:
         refused()
     replied.rows = _rows(replied.memory, resets=None, statistics=replied.holder)
     refused()  # whose resets are not part of steps
+
+
+@in_c
+def test_a_manager_that_is_closed_while_a_batch_is_made_hands_nothing_out() -> None:
+    replied = Replied()
+    made = replied.makers[4]
+
+    def closes() -> Any:
+        replied.phases[2] = 0
+        replied.before = bytes(replied.memory)
+        return made()
+
+    replied.makers[4] = closes
+    assert replied.hand_out() is None
+    assert replied.is_untouched()
 
 
 @in_c
