@@ -34,11 +34,11 @@ from envmgr.spaces.reading import error_text, read_list
 GymStep = tuple[Any, npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]
 GymReset = tuple[Any, dict[str, Any]]
 Final = dict[int, tuple[Any, int]]
-"""By env_id: the batch and the row in it of a terminal observation that is shown still."""
+"""By env_id: the batch and the row in it of a terminal observation that is still being shown."""
 
 
 _HALVES = "halves"
-"""Notes that a step was begun by `step_async`: its user has `step_wait` to come."""
+"""Marks a step begun by `step_async`, which `step_wait` has to finish."""
 
 
 class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
@@ -302,7 +302,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         return gym_infos.batched(infos, self._add) if found is None else found
 
     def _in_columns(self, infos: PlainInfos | InfosWithResets) -> dict[str, Any] | None:
-        """As `_batched`, without a loop over envs that go on; None if that cannot be done."""
+        """As `_batched`, without a loop over envs whose episodes go on; None if it cannot be."""
         n = self.num_envs
         if isinstance(infos, PlainInfos):
             columns = infos.columns

@@ -82,7 +82,7 @@ _OR_RESET = ", or, if Ctrl-C has ended `step()`, discard it with `reset()`"
 
 
 class InThread:
-    """Runs something in a thread, once, and has what came of it.
+    """Runs something in a thread, once, and keeps its result.
 
     It is kept before it is begun: what Ctrl-C has ended can be begun, and waited for, again.
 

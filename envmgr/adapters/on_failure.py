@@ -19,7 +19,7 @@ from envmgr.errors import (
 _POLICY = or_null(choice("raise", "recover"), "as the manager")
 
 _OWN_KEYS = ("terminated", "truncated")
-"""What managers put into infos, and trainers get beside them."""
+"""Keys that managers add to infos; trainers get their values separately."""
 
 
 def plain_info(info: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def raises(on_failure: str | None, of_manager: str) -> bool:
         of_manager: `on_failure` of the manager's config.
 
     Raises:
-        ConfigError: there is no such policy, or the manager's own comes before it.
+        ConfigError: the value is unknown, or contradicts the manager's `on_failure`.
     """
     check_value(_POLICY, on_failure, "on_failure")
     if on_failure == "recover" and of_manager == "raise":

@@ -30,7 +30,7 @@ class Logger(ABC):
     """What has to be installed."""
 
     environment: ClassVar[Mapping[str, str]] = {}
-    """Variables that it finds when it is imported, unless they are set."""
+    """Environment variables to set before it is imported, unless they are set already."""
 
     goes_on = False
     """Whether the run was resumed, so that there are figures already."""
@@ -219,7 +219,7 @@ class Loggers:
 
 
 def _latencies(latency: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figures:
-    """Return the times of the middle env, and of the slowest one."""
+    """Return the times of the median env, and of the slowest one."""
     found: dict[str, float | None] = {}
     for kind, figures in latency.items():
         p50s = [value for value in figures["p50"] if value is not None]

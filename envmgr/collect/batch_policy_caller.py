@@ -15,7 +15,7 @@ from envmgr.spaces.reading import short_text
 
 
 class BatchActor:
-    """Calls a policy, and keeps what a recurrent one has returned until it counts.
+    """Calls a policy, and keeps what a recurrent one has returned until its step has been taken.
 
     Args:
         policy: see `RolloutCollector`.

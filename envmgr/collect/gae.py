@@ -47,7 +47,7 @@ def gae(
         truncated: whether it was cut off.
         gamma: discount per step.
         lam: weight of the longer estimates; 0 is one-step TD, 1 is Monte Carlo.
-        mask: False for steps that are none: their advantage is 0, and the step before ends with
+        mask: False for padding, whose advantage is 0, and the step before ends with
             their value.
     """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)

@@ -20,7 +20,7 @@ from envmgr.types import EnvTimestep
 class Trajectory:
     """Consecutive steps of one env in one episode: all of them, or a piece.
 
-    The step with which an env failed is none: it is left out, and the trajectory is truncated at
+    A step in which the env failed is left out, and the trajectory is truncated at
     the last good observation.
 
     Attributes:
@@ -33,7 +33,7 @@ class Trajectory:
         truncated: it was cut off, by a time limit or a failure.
         abnormal: by a failure.
         is_start: whether its first step is the episode's.
-        extras: (L, ...) by name: what the policy returned besides.
+        extras: (L, ...) by name: what else the policy returned.
         states: (L, ...): what a recurrent policy was given; None for others.
         infos: L infos; of the collector's `info_keys` only, if it has any.
         record: of the episode, if it ended; it counts a failed step.

@@ -161,7 +161,7 @@ class EpisodeLog:
         self._count(ids, rewards, ended, fate)
 
     def owed(self, env_ids: Iterable[int]) -> None:
-        """Timesteps of these envs that were handed out are handed out once more."""
+        """Timesteps of these envs that were handed out will be handed out again."""
         accounts = self._settled()
         self._accounts = accounts._replace(counted=accounts.counted.union(env_ids))
 

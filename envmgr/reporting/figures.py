@@ -27,7 +27,7 @@ STRAGGLES = 1.5
 """How many times as long as those of the median env a straggler's steps take."""
 
 MATTERS_S = 1e-4
-"""How much longer they take at least. Less is not worth a word: to wake a worker takes as much."""
+"""How much longer they take at least. Less is not mentioned: to wake a worker takes as much."""
 
 _SHORT_S = 0.5
 """The last sample may follow sooner on the one before it than any other."""
@@ -36,7 +36,7 @@ _IN_THE_TRAINER = frozenset(("base", "base_v2", "gym_vector"))
 """Kinds whose envs run in the trainer's main thread."""
 
 OF_IT_QUEUED = "of it queued"
-"""Part of the other parts of a time: nobody knows of which."""
+"""Included in the other parts of a time; in which of them is not known."""
 
 Column = list[float | None]
 _Numbers = npt.NDArray[np.float64]

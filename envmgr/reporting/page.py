@@ -83,7 +83,7 @@ def _resumed(resumed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _notes(figures: Mapping[str, Any]) -> list[Html]:
-    """Say what is not as it should be."""
+    """Return the warnings."""
     about = figures["summary"]
     notes = list(figures["unread"])
     if about["ending"] not in (None, "done"):

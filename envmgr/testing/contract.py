@@ -292,7 +292,7 @@ class ManagerContract:
     # -- failures and ends --------------------------------------------------------------------
 
     def test_an_env_that_raises_gives_an_abnormal_timestep_and_goes_on(self) -> None:
-        """With its last observation and a typed failure; the other envs feel nothing."""
+        """With its last observation and a typed failure; the other envs are unaffected."""
         self._check_fault(Fault("raise", env_id=1, episode=1, step=1), errors.EnvRaised)
 
     def _check_fault(self, fault: Fault, kind: type[errors.EnvManagerError], **cfg: Any) -> None:
@@ -389,7 +389,7 @@ class WorkerManagerContract(ManagerContract):
             require(served == [0, 1, 2], f"the workers are {workers}")
 
     def test_a_worker_that_is_killed_is_replaced(self) -> None:
-        """`kill -9` costs one timestep of that env; the other envs feel nothing."""
+        """`kill -9` costs one timestep of that env; the other envs are unaffected."""
         self._check_fault(Fault("kill", env_id=1, episode=1, step=1), errors.EnvCrash)
 
     def test_a_worker_that_ends_itself_is_replaced(self) -> None:

@@ -25,7 +25,7 @@ _WORTH_HIDING, _LEAST_RESET_S = 0.05, 1e-3
 def candidates(
     now: Setting, env_num: int, cores: int, trial: Trial, kinds: Sequence[str] = ()
 ) -> list[Setting]:
-    """Return the settings to choose from: the present one, then those that tell most of an env.
+    """Return the settings to choose from: the present one, then the most informative ones.
 
     There may not be the time for all. If `num_workers: auto` would give each env a worker of its
     own, because they wait, such settings come first; else they and shared workers take turns.

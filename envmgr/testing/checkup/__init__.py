@@ -1,4 +1,4 @@
-"""`envmgr check`: what an env does that is good or bad to know before it runs for days.
+"""`envmgr check`: checks an env before a long run.
 
 Everything that runs code of the env does so in worker processes: what crashes or hangs there is a
 finding. `check_up` says in which order; `probes` has what runs in the workers, `verdicts` what is

@@ -240,7 +240,7 @@ def _why_unpicklable(info: Any) -> str:
 def contract(factory: Factory, n_steps: int, seed: int) -> list[tuple[str, str]]:
     """Return what `env_problems` finds, as pairs of kind and message.
 
-    But for what two runs with the same seed have in common: `trajectory` is for that.
+    Does not compare two runs with the same seed: `trajectory` is for that.
     """
     problems, _ = problems_of_one(factory, n_steps=n_steps, seed=seed, forgives=True)
     return [(problem.kind, problem.message) for problem in problems]

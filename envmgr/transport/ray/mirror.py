@@ -183,7 +183,7 @@ class TrainerMirror(Mirror):
 
 
 class NodeMirror(Mirror):
-    """An actor's copy, in which its hosts work. `CallHandler` lets calls take turns.
+    """An actor's copy, in which its hosts work. `CallHandler` takes one call at a time.
 
     Args:
         memory: see `Mirror`.
