@@ -14,7 +14,7 @@ from envmgr.spaces import as_batch, codec_of, put_rows, rows_of, zeros_for
 from envmgr.spaces.reading import short_text
 
 
-class BatchActor:
+class BatchPolicyCaller:
     """Calls a policy, and keeps what a recurrent one has returned until its step has been taken.
 
     Args:
@@ -31,7 +31,7 @@ class BatchActor:
     def __init__(self, policy: BatchPolicy, action_space: Any, n: int) -> None:
         self._policy: Any = policy
         self._actions = codec_of(action_space)
-        self._no_one: Bools = np.zeros(n, np.bool_)
+        self._none_begins: Bools = np.zeros(n, np.bool_)
         self._every = np.arange(n)
         self.initial: Any = None
         self.next_states: Any = None
@@ -47,7 +47,7 @@ class BatchActor:
             env_ids: (k,).
             obs: (k, *shape).
             states: (n, ...) of all envs; None without states.
-            starts: (n,) whose episodes begin; None: no one's.
+            starts: (n,) whose episodes begin; None: none does.
 
         Raises:
             ActionError: a recurrent policy returned no state.
@@ -56,7 +56,9 @@ class BatchActor:
             given, step = None, self._policy(obs)
         else:
             given = rows_of(states, env_ids)
-            step = self._policy(obs, given, (self._no_one if starts is None else starts)[env_ids])
+            step = self._policy(
+                obs, given, (self._none_begins if starts is None else starts)[env_ids]
+            )
             self._keep(env_ids, step)
         actions, extras = step, _NOTHING
         if type(step) is PolicyStep:
@@ -78,7 +80,7 @@ class BatchActor:
             self.next_states = zeros_for(new, len(self._every))
         put_rows(self.next_states, env_ids, new)
 
-    def after(self, states: Any, env_ids: Ints, ended: Ints) -> Any:
+    def states_after_step(self, states: Any, env_ids: Ints, ended: Ints) -> Any:
         """Return the states of all envs after steps of these, some of which ended episodes."""
         after = rows_of(states, self._every)
         put_rows(after, env_ids, rows_of(self.next_states, env_ids))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from envmgr.collect.goals import Goal, check_goal
 from envmgr.collect.policies import Policy, RandomPolicy, policy_seed
-from envmgr.collect.policy_caller import Acted, Actor
+from envmgr.collect.policy_caller import Acted, PolicyCaller
 from envmgr.collect.records import EpisodeRecord, OpenEpisode, as_return, flag_of
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.errors import NothingReadyError, StateError
@@ -72,7 +72,7 @@ class CollectLoop:
         self.policy = policy
         self.episodes: list[EpisodeRecord] = []
         self.policy_s = 0.0
-        self._actor = Actor(policy, self._own if self._keeps else None)
+        self._caller = PolicyCaller(policy, self._own if self._keeps else None)
         self._on_episode = on_episode
         self._keep_episodes = keep_episodes
         self._clock = clock
@@ -173,7 +173,7 @@ class CollectLoop:
         in_episode = [i for i in observations if i in under_way and under_way[i].length]
         states = {i: under_way[i].state for i in in_episode}
         began_s = perf_counter()
-        actions, acted = self._actor.choose(observations, states)
+        actions, acted = self._caller.choose(observations, states)
         self.policy_s += perf_counter() - began_s
         self._begin_episodes(observations)
         self._acted.update(acted)

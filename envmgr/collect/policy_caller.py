@@ -30,7 +30,7 @@ class Acted(NamedTuple):
     state: Any
 
 
-class Actor:
+class PolicyCaller:
     """Calls a policy with dicts by env_id; see `envmgr.collect.policies`.
 
     Args:

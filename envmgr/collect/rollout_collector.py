@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.collect.batch_policy_caller import BatchActor, hint_of_form
+from envmgr.collect.batch_policy_caller import BatchPolicyCaller, hint_of_form
 from envmgr.collect.goals import check_count, keys_of_infos
 from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
 from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, Tally, make_recorded
@@ -93,7 +93,7 @@ class RolloutCollector:
         self._info_keys = keys_of_infos(info_keys)
         self._clock = clock
         self._elapsed_s = self._began_s = 0.0
-        self._actor = BatchActor(policy, manager.action_space, n)
+        self._caller = BatchPolicyCaller(policy, manager.action_space, n)
         self._has_sent = False
         self._arrived: list[ArrayBatch] = []
         self._n_pending = 0
@@ -102,7 +102,7 @@ class RolloutCollector:
     def _start(self, statistics: CollectStatistics) -> None:
         tally = Tally.of(self._n, self._clock(), statistics)
         starts = np.ones(self._n, np.bool_)
-        self.rollout.begin(starts, self._actor.initial, tally)
+        self.rollout.begin(starts, self._caller.initial, tally)
 
     @property
     def statistics(self) -> CollectStatistics:
@@ -210,7 +210,7 @@ class RolloutCollector:
         starts = recorded.starts
         if starts is not None:
             rollout.episode_starts[where] = starts[env_ids]
-        chosen = self._actor.choose(env_ids, obs, recorded.states, starts)
+        chosen = self._caller.choose(env_ids, obs, recorded.states, starts)
         actions, extras, states = chosen
         try:
             rollout.put_step(where, count, actions, extras, states)
@@ -284,7 +284,7 @@ class RolloutCollector:
                 starts = before.copy()
                 starts[env_ids] = False
         if states is not None:
-            states = self._actor.after(states, env_ids, ended)
+            states = self._caller.states_after_step(states, env_ids, ended)
         if is_last:
             rollout.put_last(env_ids, batch.obs, self._next_states_of(env_ids))
         if len(ended):
@@ -298,7 +298,7 @@ class RolloutCollector:
         return ended
 
     def _next_states_of(self, env_ids: Ints) -> Any:
-        states = self._actor.next_states
+        states = self._caller.next_states
         return None if states is None else rows_of(states, env_ids)
 
     def _end(self, where: Any, batch: ArrayBatch, ended: Ints, tally: Tally) -> tuple[Tally, int]:
