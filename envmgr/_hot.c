@@ -1384,17 +1384,17 @@ static int commit(OrdinaryRows *self, PyObject *returning, PyObject *timesteps, 
 PyDoc_STRVAR(deliver_doc,
              "deliver(returning, buffer, in_arena, timesteps)\n--\n\n"
              "The timesteps of all rows, which `said` has found ordinary, are about to be returned. Return "
-             "whether they were posted until now; if not, the manager was closed meanwhile.");
+             "whether their envs were in RUN until now; if not, the manager was closed meanwhile.");
 
 static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
     PyObject *returning, *timesteps;
     int buffer, in_arena;
     if (!PyArg_ParseTuple(args, "OipO", &returning, &buffer, &in_arena, &timesteps))
         return NULL;
-    int were_posted = are_all(self->phases, self->posted, self->count);
+    int were_in_run = are_all(self->states, self->run, self->count);
     if (commit(self, returning, timesteps, buffer, in_arena, NULL) < 0)
         return NULL;
-    return PyBool_FromLong(were_posted);
+    return PyBool_FromLong(were_in_run);
 }
 
 /* A tuple of this type, which takes these items over; without them, whatever becomes of it. */

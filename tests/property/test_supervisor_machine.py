@@ -148,9 +148,11 @@ class RecordedRows:
             self._moves(Phase.IDLE, Change.POST, Phase.POSTED)
         return done
 
-    def deliver(self, *args: Any) -> None:
-        self._in_c.deliver(*args)
+    def deliver(self, *args: Any) -> bool:
+        were_in_run: bool = self._in_c.deliver(*args)
+        assert were_in_run
         self._moves(Phase.POSTED, Change.SETTLE, Phase.IDLE)
+        return were_in_run
 
     def _moves(self, source: Phase, change: Change, target: Phase) -> None:
         before = self._expected[self._rows]

@@ -933,7 +933,7 @@ def test_what_was_delivered_is_noted_in_one_go() -> None:
     assert rows.deliver("these", 1, True, 12) is False  # as the manager was closed meanwhile
     assert memory[:16] == bytes(4) + bytes((4, 5, 6, 7)) + bytes((1,) * 8)
     assert (holder.timesteps, holder.returning) == (12, "these")
-    memory[:4] = bytes((3,)) * 4
+    memory[4:8] = bytes(4)
     assert rows.deliver("these", 0, False, 12) is True
     assert memory[8:16] == bytes(8)
 
