@@ -1288,12 +1288,6 @@ static PyObject *rows_is_posted(OrdinaryRows *self, PyObject *ignored) {
     return PyBool_FromLong(are_all(self->phases, self->posted, self->count));
 }
 
-PyDoc_STRVAR(said_doc,
-             "said()\n--\n\n"
-             "Return what all replies say, if they have come and are ordinary, and all have infos or none "
-             "has: the flags, where none ends an episode; else (buffer, flags of the others, {position: "
-             "flags} of ends). None if Python has to look at them.");
-
 /* What all replies say, if they have come and are ordinary: the buffer of their observations, the flags of
  * those that end no episode, and {position: flags} of the others, or NULL. 1, or 0 if Python has to look at
  * them, or -1 with an error. */
@@ -1335,6 +1329,12 @@ static int read_flags(OrdinaryRows *self, int takes_ends, uint16_t *buffer, uint
     }
     return 1;
 }
+
+PyDoc_STRVAR(said_doc,
+             "said()\n--\n\n"
+             "Return what all replies say, if they have come and are ordinary, and all have infos or none "
+             "has: the flags, where none ends an episode; else (buffer, flags of the others, {position: "
+             "flags} of ends). None if Python has to look at them.");
 
 static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
     uint16_t buffer, usual;

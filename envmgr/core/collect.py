@@ -25,7 +25,7 @@ from envmgr.core.replies import (
     after_of,
 )
 from envmgr.core.statistics import Statistics
-from envmgr.core.table import NOBODY, Selection, Selections
+from envmgr.core.table import NOBODY, Selection, Selections, Window
 from envmgr.env.contract import ENDING_GIVEN, TERMINATED, TRUNCATED, info_of
 from envmgr.hot import hot
 from envmgr.lifecycle import EnvState
@@ -658,7 +658,7 @@ class Collector:
         if collected.said is not None and window is not None:
             is_new = collected.said not in selection.recipes
             if is_new and arena is not None and not arena.has_texts:
-                self._note_recipe(selection, arena, collected.said)
+                self._note_recipe(selection, window, arena, collected.said)
             if collected.in_c is not None:
                 none, numbers = selection.none.copy, window.rewards.copy
                 parts = selection.array, obs, numbers(), none(), none(), BatchInfos(remarks)
@@ -678,17 +678,18 @@ class Collector:
             self._go_on(collected)
         return batch
 
-    def _note_recipe(self, selection: Selection, arena: Arena | Arenas, flags: int) -> None:
+    def _note_recipe(
+        self, selection: Selection, window: Window, arena: Arena | Arenas, flags: int
+    ) -> None:
         """Have `take_arrays` hand out in C what says the same the next time, ends included.
 
         Args:
             selection: the envs.
+            window: their rows.
             arena: where their observations are; there are no texts among them.
             flags: those of timesteps that end no episode.
         """
-        window, none = selection.window, selection.none.copy
-        if window is None:
-            return
+        none = selection.none.copy
         obs, rewards = arena.maker(selection, flags & BUFFER_BITS), window.rewards.copy
         infos = (
             partial(self._batch_infos, selection, flags)

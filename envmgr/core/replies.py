@@ -862,9 +862,8 @@ class ReplyDispatcher:
     def _find_running(self, group: HostGroup) -> None:
         """Something has happened to a host: which of its envs was running then?"""
         if self._replies is not None and group.is_shared and not group.is_retired:
-            running = self._replies.running_in(
-                group.index
-            )  # which forgets it: the next one is another
+            # In any case, as this forgets it: the next host is another.
+            running = self._replies.running_in(group.index)
             group.running = group.running or group.by_id.get(running)
 
     def _break_off(self, env: ManagedEnv, reason: str) -> None:

@@ -809,14 +809,13 @@ class EnvManager:
         """
         wanted = None if env_ids is None else validate.checked_env_ids(env_ids, self.env_num)
         with self._running.calling as supervisor:
-            table, repair = supervisor.table, supervisor.repair
+            table = supervisor.table
             all_ready = table.are_all_ready
             if not (all_ready or table.awaits_nothing) and (
                 wanted is None or unready(supervisor, wanted)
             ):
                 self._running.engine.collect()
-            if repair.fatal_errors or repair.urgent:
-                self._surface(supervisor)
+            self._surface(supervisor)
             ids = self._ready_ids(supervisor) if wanted is None else wanted
             if wanted is not None and not all_ready and unready(supervisor, wanted):
                 await_all_ready(self._running.engine, supervisor, wanted)

@@ -151,8 +151,7 @@ def _samples_over_time(samples: Sequence[Sample]) -> dict[str, Column]:
     """Return rates and memory over time; rates are those since the moment before."""
     if len(samples) > 2 and samples[-1].elapsed_s - samples[-2].elapsed_s < _SHORT_S:
         samples = [*samples[:-2], samples[-1]]  # a rate over next to nothing says nothing
-    n = len(samples)
-    indices = np.unique(np.linspace(0, n - 1, min(n, MOST_POINTS + 1)).astype(int)).tolist()
+    indices = _spread_out(len(samples), MOST_POINTS + 1)
     memory = ("trainer_mb", "workers_mb", "largest_worker_mb")
     names = ("elapsed_s", "steps_per_s", "failures", *memory)
     found: dict[str, Column] = {name: [] for name in names}
@@ -167,6 +166,13 @@ def _samples_over_time(samples: Sequence[Sample]) -> dict[str, Column]:
         for name, n_bytes in zip(memory[1:], (one.workers_bytes, one.largest_bytes), strict=True):
             found[name].append(finite(n_bytes / 1e6) if one.workers else None)
     return found
+
+
+def _spread_out(count: int, most: int) -> list[int]:
+    """Return the positions of so many at most, the first and the last one among them."""
+    found = np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+    positions: list[int] = found.tolist()
+    return positions
 
 
 def _memory(samples: Sequence[Sample]) -> dict[str, float | None]:
@@ -305,12 +311,11 @@ def _moments_of_failures(run: Run) -> list[float]:
         one.elapsed_s
         for earlier, one in itertools.pairwise(run.samples)
         if one.failures > earlier.failures
+        and math.isfinite(one.elapsed_s)
         and bisect_right(moments, one.elapsed_s) == bisect_right(moments, earlier.elapsed_s)
     ]
     moments = sorted(moments + others)
-    n = len(moments)
-    chosen = np.unique(np.linspace(0, n - 1, min(n, MOST_POINTS)).astype(int)).tolist()
-    return [float(f"{moments[k]:.6g}") for k in chosen]
+    return [float(f"{moments[k]:.6g}") for k in _spread_out(len(moments), MOST_POINTS)]
 
 
 def _failures(run: Run) -> dict[str, Any]:

@@ -20,7 +20,7 @@ REBUILT = 6
 METHODS = ("fork", "spawn", "forkserver")
 FRAMES = "rgb_array"
 ATTEMPTS = 8
-"""How often a probe is tried again whose process dies."""
+"""How often a probe is tried whose process dies."""
 
 LESS = 8
 """By this factor a probe does less the next time, to end before an env dies that does so at random:
