@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from envmgr import create_env_manager
 from envmgr.cli import main
 from envmgr.errors import EnvFailure
-from tests.contract.leased import DIE, END, RAISE, Told
+from tests.contract.leased import AT_GATE, DIE, END, RAISE, Told
 
 ENDLESS = {"max_failures": 10_000, "max_failures_total": 10_000, "retry_waiting_time": 0.0}
 KINDS = ({"type": "base"}, {"type": "subprocess"}, {"type": "subprocess", "num_workers": 1})
@@ -96,6 +97,9 @@ def test_a_cancelled_step_is_unresolved_and_what_arrivals_keep_is_counted_once(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "log.jsonl"
+    gate = str(tmp_path / "gate")  # an answer that came before the step is cancelled would count
+    os.mkfifo(gate)
+    opened: list[int] = []
     cfg = {"type": "subprocess", **ENDLESS, "episode_log": str(log)}
 
     async def run() -> None:
@@ -107,17 +111,19 @@ def test_a_cancelled_step_is_unresolved_and_what_arrivals_keep_is_counted_once(
                         break  # the others come again
             await manager.aready_obs()
             async with manager.lease() as env:
-                await env.reset()
-                step = asyncio.ensure_future(env.step(END))
+                await env.reset(options={"gate": gate})
+                step = asyncio.ensure_future(env.step(AT_GATE))
                 await asyncio.sleep(0)
                 step.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await step
                 with pytest.raises(EnvFailure):
                     raise env.episode_outcome.cause
+                opened.append(os.open(gate, os.O_RDWR))
                 await env.reset()
 
     asyncio.run(run())
+    os.close(opened[0])
     *of_batches, cancelled = lines_of(log)
     found = sorted((line["env_id"], line["return"], line["length"]) for line in of_batches)
     assert found == [(i, float(END), 1) for i in range(3)]
