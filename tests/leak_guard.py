@@ -123,6 +123,7 @@ class LeakGuard:
                 f"shared memory {_SHARED_MEMORY}/{name}"
                 for name in sorted(new_names)
                 if not self._belongs_to_others(f"{_SHARED_MEMORY}/{name}")
+                and os.path.exists(f"{_SHARED_MEMORY}/{name}")  # others may just have ended with it
             ),
             *(f"mapping of {target}" for target in sorted(now.mappings - before.mappings)),
         ]

@@ -21,6 +21,8 @@ from envmgr.worker.host import EnvsInUse, Host
 
 _LEAST_GRACE_S = 1.0
 """How long envs may take to close even without a grace: nothing else cleans up after them."""
+_LEAST_SHARE_S = 0.05
+"""How long each of them may take at least, if the others have used all of that."""
 
 
 class _InlineHost:
@@ -257,7 +259,7 @@ class InlineTransport(Transport):
         self._hosts.clear()
         while self._abandoned:
             host = self._abandoned.pop()
-            self._alarm.bound(max(end - time.monotonic(), 0.01), host.close)
+            self._alarm.bound(max(end - time.monotonic(), _LEAST_SHARE_S), host.close)
         self._alarm.restore()
         self.arrivals = deque()
         self._memory = None

@@ -85,6 +85,7 @@ def budget(place: str, when: str) -> Figure:
             except FailuresExhaustedError:
                 raised = True
         stats = manager.stats()
+        manager.get_attr("action_space", env_ids=range(1, ENV_NUM))  # they are not in a reset then
         others = len(manager.step(dict.fromkeys(manager.ready_obs, 1)))
     failures, renewals = stats["failures"], stats["renewals"]
     return Figure(

@@ -279,12 +279,12 @@ def test_an_env_that_exits_costs_itself(env: Any) -> None:
 
 
 def test_a_step_that_exceeds_its_limit_costs_its_env_and_says_where_it_was() -> None:
-    with make(Plain, num_workers=1, step_timeout=0.3) as manager:
+    with make(Plain, num_workers=1, step_timeout=2.0) as manager:
         pids = {t.info["pid"] for t in step_all(manager).values()}
         timesteps = step_all(manager, env_1=HANG)
         error = timesteps[1].info["error"]
         assert isinstance(error, EnvTimeout)
-        assert (error.during, error.limit_s, error.env_id) == ("step", 0.3, 1)
+        assert (error.during, error.limit_s, error.env_id) == ("step", 2.0, 1)
         assert "await asyncio.Event().wait()" in error.stacks
         assert "async_envs.py" in error.stacks
         assert "envmgr/worker" not in error.stacks
@@ -298,13 +298,13 @@ def test_a_step_that_exceeds_its_limit_costs_its_env_and_says_where_it_was() -> 
 
 @pytest.mark.parametrize("action", [DEAF, BLOCK], ids=["deaf", "blocks the loop"])
 def test_an_env_that_does_not_end_when_it_is_cancelled_ends_its_worker(action: int) -> None:
-    with make(Plain, 3, num_workers=1, step_timeout=0.3, close_timeout=0.3) as manager:
+    with make(Plain, 3, num_workers=1, step_timeout=2.0, close_timeout=0.3) as manager:
         began = time.monotonic()
         timesteps = step_all(manager, env_1=action)
-        assert 0.6 <= time.monotonic() - began < PATIENCE_S
+        assert 2.3 <= time.monotonic() - began < PATIENCE_S
         error = timesteps[1].info["error"]
         assert isinstance(error, EnvTimeout)
-        assert "0.3 s of step_timeout" in str(error)
+        assert "2 s of step_timeout" in str(error)
         assert "env 0, env 2" in str(error) or "envs 0, 2" in str(error), "they shared its worker"
         if action == BLOCK:
             assert "time.sleep(1000)" in error.stacks or "in do" in error.stacks
@@ -323,9 +323,9 @@ def test_the_death_of_a_worker_is_charged_to_the_env_that_ran() -> None:
 
 
 def test_an_env_that_is_not_async_is_charged_for_the_worker_that_it_shares_with_others() -> None:
-    with make([Plain, NotAsync], num_workers=1, step_timeout=0.3, close_timeout=0.3) as manager:
+    with make([Plain, NotAsync], num_workers=1, step_timeout=2.0, close_timeout=0.3) as manager:
         timesteps = step_all(manager, env_1=BLOCK)
-        assert "env 1 (generation 0) exceeded the 0.3 s" in str(timesteps[1].info["error"])
+        assert "env 1 (generation 0) exceeded the 2 s" in str(timesteps[1].info["error"])
         assert "because it is shared with env 1" in str(timesteps[0].info["error"])
         timesteps = step_all(manager, HANG, env_1=DIE)
         assert "the worker of env 1 (generation 1) died" in str(timesteps[1].info["error"])
@@ -344,18 +344,18 @@ def test_an_env_that_is_not_async_is_charged_for_a_worker_that_dies_in_its_reset
 
 
 def test_a_reset_that_exceeds_its_limit_costs_its_env() -> None:
-    with make(Plain, 3, num_workers=1, reset_timeout=0.3, max_failures=1) as manager:
+    with make(Plain, 3, num_workers=1, reset_timeout=2.0, max_failures=1) as manager:
         with pytest.raises(FailuresExhaustedError) as raised:
             manager.reset({1: {"how": HANG}})
         assert isinstance(raised.value.failure, EnvTimeout)
-        assert "exceeded the 0.3 s of reset_timeout in its reset" in str(raised.value.failure)
+        assert "exceeded the 2 s of reset_timeout in its reset" in str(raised.value.failure)
         manager.reset({1: {}})
         assert len(step_all(manager)) == 3
         assert manager.generations[0] == manager.generations[2] == 0
 
 
 def test_a_call_that_exceeds_its_limit_costs_its_env() -> None:
-    with make(Plain, 2, num_workers=1, reset_timeout=0.3) as manager:
+    with make(Plain, 2, num_workers=1, reset_timeout=2.0) as manager:
         with pytest.raises(EnvTimeout, match="in its call"):
             manager.call("double", HANG, env_ids=[1])
         assert len(step_all(manager)) == 2
@@ -363,10 +363,8 @@ def test_a_call_that_exceeds_its_limit_costs_its_env() -> None:
 
 
 def test_a_factory_that_hangs_exceeds_the_limit_of_its_own() -> None:
-    manager = make([Plain, never_built, built_later], num_workers=1, connect_timeout=0.5)
-    with Raises(
-        LaunchError, "env 1", "0.5 s of connect_timeout", "asyncio.Event().wait()"
-    ) as raised:
+    manager = make([Plain, never_built, built_later], num_workers=1, connect_timeout=3.0)
+    with Raises(LaunchError, "env 1", "3 s of connect_timeout", "asyncio.Event().wait()") as raised:
         manager.launch()
     assert set(raised.value.failures) == {1}
     assert manager.closed
@@ -416,7 +414,7 @@ def test_a_step_of_a_lease_has_a_limit_of_its_own() -> None:
             async def hang() -> None:
                 async with manager.lease() as env:
                     await env.reset()
-                    timestep = await env.step(HANG, timeout_s=0.2)
+                    timestep = await env.step(HANG, timeout_s=1.0)
                     assert timestep.reward is None
                     assert isinstance(timestep.info["error"], EnvTimeout)
                     assert "asyncio.Event().wait()" in timestep.info["error"].stacks

@@ -84,7 +84,7 @@ from tests.contract.harness import (
     step_all,
 )
 
-LIMIT_S = 0.4
+LIMIT_S = 2.0
 SLOW_S = 0.1
 N_ENVS = 3
 every_manager = over(INLINE, ALL_BLOCK, SOME_MESSAGE)

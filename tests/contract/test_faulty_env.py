@@ -36,7 +36,7 @@ def run(kinds: list[str], folder: Path) -> tuple[list[Any], Any]:
         for i, kind in enumerate(kinds)
     ]
     env_fn = [partial(FaultyEnv, i, plan, folder=str(folder)) for i in range(len(kinds))]
-    cfg = {"type": "subprocess", "step_timeout": 1.0, "nan_policy": "abnormal"}
+    cfg = {"type": "subprocess", "step_timeout": 5.0, "nan_policy": "abnormal"}
     budget = {"max_failures": 100, "failure_window_s": 0.001}
     errors: list[Any] = [None] * len(kinds)
     with create_env_manager({**cfg, **budget}, env_fn=env_fn) as manager:

@@ -206,7 +206,8 @@ def test_workers_that_die_together_are_renewed_one_after_another(world: World) -
     step_all(manager, dict.fromkeys(range(3), Do.KILL))
     for _ in range(3):
         visit = world.gate.await_visit(where="build")
-        assert limits_of(manager)["starting"] == 1
+        while limits_of(manager)["starting"] != 1:  # it may be at the gate before that is noted
+            assert limits_of(manager)["starting"] == 0
         assert world.gate.nobody_came()
         visit.release()
     assert sorted(ready_all(manager)) == [0, 1, 2]
@@ -221,11 +222,11 @@ def test_the_time_limit_of_a_construction_counts_from_its_turn(world: World) -> 
     )
     launch = InThread(manager.launch)
     visit = world.gate.await_visit(0)
-    assert [env.deadline < float("inf") for env in manager._running.supervisor.envs] == [
-        True,
-        False,
-        False,
-    ]
+    end = time.monotonic() + PATIENCE_S
+    first, *others = manager._running.supervisor.envs
+    while first.deadline == float("inf"):  # it may be at the gate before that is noted
+        assert time.monotonic() < end
+    assert [env.deadline for env in others] == [float("inf")] * 2
     visit.release()
     assert launch.end() is None
 

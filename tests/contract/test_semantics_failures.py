@@ -387,9 +387,11 @@ def test_long_waits_are_warned_of(
     manager.send({0: Do.GATE, 2: Do.GATE})
     visits = [gate.await_visit(0), gate.await_visit(2)]
     caplog.clear()
-    assert manager.recv(timeout_s=0.2) == {}
-    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert 2 <= len(warnings) <= 4
+    warnings: list[str] = []
+    while len(warnings) < 2:  # however late the machine is
+        assert manager.recv(timeout_s=0.2) == {}
+        warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert len(warnings) <= 5, "two short of what a second call could add"
     assert all("envs 0, 2" in text and "step_timeout" in text for text in warnings)
     for visit in visits:
         visit.release()

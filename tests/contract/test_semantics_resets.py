@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.contract.harness import (
     ALL_MESSAGE,
     Raises,
     Setup,
+    Visit,
     World,
     every_kind,
     every_setup,
@@ -24,6 +26,18 @@ from tests.contract.harness import (
 )
 
 both_styles = pytest.mark.parametrize("env", [ScriptedEnv, ScriptedGymEnv])
+
+
+def release_in_next_call(manager: Any, visit: Visit) -> None:
+    """Have an env go on once the next call waits for it."""
+
+    def release() -> None:
+        while manager._running.engine.caller is None:
+            time.sleep(0.001)
+        time.sleep(0.1)  # it is at the beginning of the call
+        visit.release()
+
+    threading.Thread(target=release).start()
 
 
 def params_of(world: World, env_id: int) -> list[dict[str, Any]]:
@@ -219,7 +233,7 @@ def test_reset_without_params_joins_a_running_reset(world: World, setup: Setup) 
     step_all(manager, {0: Do.END_THEN_GATE})
     visit = gate.await_visit(0, "reset")
     assert manager.env_states[0] is EnvState.RESET
-    threading.Timer(0.1, visit.release).start()
+    release_in_next_call(manager, visit)
     manager.reset({0: None})
     assert seen(manager.ready_obs[0]).episode == 1
     assert len(world.noted(0, "reset")) == 2
@@ -245,7 +259,7 @@ def test_reset_joins_a_repair(world: World, setup: Setup) -> None:
     ready_all(manager)
     assert step_all(manager, {0: Do.KILL})[0].info["abnormal"]
     assert manager.ready_env == []
-    threading.Timer(0.1, gate.await_visit(0, "build").release).start()
+    release_in_next_call(manager, gate.await_visit(0, "build"))
     manager.reset({0: {"level": 2}})
     assert seen(manager.ready_obs[0])[:4] == (0, 1, 0, 0)
     assert len(world.noted(0, "build")) == 2

@@ -34,7 +34,7 @@ from tests.contract.harness import (
     step_all,
 )
 
-LIMIT_S = 0.3
+LIMIT_S = 2.0
 
 
 def test_it_is_a_kind_of_manager() -> None:

@@ -18,7 +18,7 @@ from envmgr.errors import ConfigError, EnvCrash, EnvNotReadyError, EnvTimeout, L
 from tests.tool_envs import Counter, Silent
 
 TOOLS = [Counter.increment, Counter.decrement]
-LIMITS: dict[str, Any] = {"step_timeout": 1.0, "reset_timeout": 1.0, "max_failures": 1000}
+LIMITS: dict[str, Any] = {"step_timeout": 3.0, "reset_timeout": 3.0, "max_failures": 1000}
 
 
 def manager_of(env_class: Any = Counter, env_num: int = 1, **keys: Any) -> Any:
@@ -119,11 +119,11 @@ def test_an_env_without_a_reward_gives_none_though_it_is_completed() -> None:
 
 
 def test_the_lease_ends_with_the_reward_the_next_reset_or_the_object(manager: Any) -> None:
-    factory = as_trl(manager, TOOLS, acquire_timeout_s=0.2)
+    factory = as_trl(manager, TOOLS)
     first, second = factory(), factory()
     first.reset(goal=1)
     with pytest.raises(LeaseTimeoutError):
-        second.reset(goal=1)
+        as_trl(manager, TOOLS, acquire_timeout_s=0.2)().reset(goal=1)
     first.reset(goal=1)  # its own env
     first.get_reward()
     second.reset(goal=1)

@@ -40,7 +40,7 @@ from tests.contract.harness import (
 )
 from tests.faults.others import check_each, check_others
 
-LIMIT_S = 0.3
+LIMIT_S = 1.0
 FORKSERVED = Setup("subprocess", "forkserver")
 # Exceptions take the same way whatever has started the process: others than fork run few.
 everywhere = over(*SETUPS)

@@ -358,7 +358,7 @@ def test_f21_a_hanging_reset_that_was_taken_over_is_a_failure_of_the_env(
     world: World, setup: Setup
 ) -> None:
     gate = world.gate
-    manager = spared(world, setup, reset_timeout=1.0)
+    manager = spared(world, setup, reset_timeout=4.0)
     before = numbers(ready_all(manager))
     step_all(manager, {0: Do.END_THEN_HANG, 1: 1})
     gate.await_visit(before[0], "reset")

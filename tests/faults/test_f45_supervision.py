@@ -129,7 +129,7 @@ def test_a_worker_that_does_not_die_is_left_and_its_siblings_go_on(
 ) -> None:
     """As one in an uninterruptible sleep: SIGKILL has no effect yet."""
     monkeypatch.setattr("envmgr.transport.base.Transport.kill_patience_s", 0.2)
-    manager = world.make(setup, 3, step_timeout=0.2)
+    manager = world.make(setup, 3, step_timeout=1.0)
     gate = world.gate
     ready_all(manager)
     stuck = world.pid(0)

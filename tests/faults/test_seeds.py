@@ -85,7 +85,7 @@ def test_f42_a_renewed_env_gets_a_seed_that_follows_from_generation_and_episode(
 @pytest.mark.parametrize("action", [Do.KILL, Do.HANG, Do.RAISE], ids=lambda action: action.name)
 @over(ALL_BLOCK, SOME_BLOCK)
 def test_f42_whatever_the_failure_was(tmp_path: Path, setup: Setup, action: Do) -> None:
-    cfg = {"step_timeout": 0.3, "retry_type": "renew"}
+    cfg = {"step_timeout": 1.0, "retry_type": "renew"}
     life = live(tmp_path / "one", setup, {2: action}, **cfg)
     assert life.seeds[1] == [SEED + 1, derived(1, 1)]
     exited = live(tmp_path / "two", setup, {2: Do.SYS_EXIT}, **cfg)

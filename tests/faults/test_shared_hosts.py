@@ -122,7 +122,7 @@ def gather_one(manager: Any, env_id: int) -> Any:
 
 @packed_setups
 def test_a_step_that_hangs_is_charged_to_its_env_alone(world: World, setup: Setup) -> None:
-    manager = world.make(setup, 3, step_timeout=0.5)
+    manager = world.make(setup, 3, step_timeout=2.0)
     gate = world.gate
     ready_all(manager)
     manager.send({0: 1, 1: Do.HANG, 2: 1})
@@ -139,7 +139,7 @@ def test_a_step_that_hangs_is_charged_to_its_env_alone(world: World, setup: Setu
 
 @over(ALL_BLOCK_SHARED)
 def test_a_host_that_is_stopped_times_out(world: World, setup: Setup) -> None:
-    manager = world.make(setup, 2, step_timeout=0.3)
+    manager = world.make(setup, 2, step_timeout=1.0)
     ready_all(manager)
     os.kill(world.pid(0), signal.SIGSTOP)
     timesteps = step_all(manager, {0: 1, 1: 1})

@@ -355,7 +355,7 @@ def _status_of(pid: int) -> dict[str, str]:
 
 @over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
 def test_f44_a_stopped_worker_ends_at_the_limit(world: World, setup: Setup) -> None:
-    manager = world.make(setup, 2, step_timeout=0.3)
+    manager = world.make(setup, 2, step_timeout=1.0)
     ready_all(manager)
     os.kill(world.pid(0), signal.SIGSTOP)
     timesteps = step_all(manager, {0: 1, 1: 2})

@@ -149,7 +149,7 @@ def test_a_crash_or_a_hang_is_told_and_the_next_reset_works(
 
 
 def test_a_reset_that_hangs_ends_at_its_limit(make: Make) -> None:
-    session = make(reset_timeout=0.5)()
+    session = make(reset_timeout=3.0)()
     with pytest.raises(EnvTimeout):
         session.reset(hang=True)
     assert session.reset().words == []
@@ -176,7 +176,7 @@ def test_a_step_that_is_cancelled_leaves_the_session_to_be_reset(make: Make) -> 
 
 
 def test_who_finds_no_free_env_is_told_how_to_have_more(make: Make) -> None:
-    talk = make(env_num=1, acquire_timeout_s=0.2)
+    talk = make(env_num=1, acquire_timeout_s=2.0)
     one, two = talk(), talk()
     one.reset()
     with pytest.raises(LeaseTimeoutError, match="use more envs"):

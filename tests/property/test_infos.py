@@ -197,7 +197,7 @@ def test_infos_are_the_same_by_every_route(seed: int, route: str) -> None:
 
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
-UNLIKE = (ValueError, OverflowError, AttributeError)
+UNLIKE = (ValueError, OverflowError, AttributeError, TypeError)
 """What values of unlike types raise. Which comes first depends on the order in which they are read:
 env by env, or key by key."""
 

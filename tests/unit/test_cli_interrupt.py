@@ -8,6 +8,12 @@ import pytest
 from envmgr.cli.interrupt import Interruption
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stall of the machine is taken for a signal that goes unnoticed."""
+    monkeypatch.setattr("envmgr.cli.interrupt.PATIENCE_S", 1000.0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_only_asks(number: signal.Signals) -> None:
     with Interruption() as interruption:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,7 +182,9 @@ def test_what_was_there_before_is_no_leak(
 
 
 def test_without_proc_children_come_from_ps(sleeper: subprocess.Popen[bytes]) -> None:
-    found = {process.pid: process for process in _descendants_by_ps()}
+    found: dict[int, Any] = {}
+    while not found or found[sleeper.pid].command.startswith("["):  # it has just been started
+        found = {process.pid: process for process in _descendants_by_ps()}
     assert found[sleeper.pid].parent_pid == os.getpid()
     assert not found[sleeper.pid].zombie
     assert found[sleeper.pid].command.endswith("-S -c input()")

@@ -313,9 +313,9 @@ def test_one_call_carries_the_replies_to_a_batch() -> None:
     assert calls.posted.wait(PATIENCE_S)
     calls.handler.ring()
     assert not calls.handler._is_rung, "there is nothing to tell"
-    calls.two.reply(1, 1)
     handler = calls.handler
     with handler._lock:  # the next time that it looks by itself never comes
+        calls.two.reply(1, 1)
         handler._look_at, handler._is_rung = float("inf"), True
         handler.ring()
         assert not handler._may_return(handler._waiting[-1]), "another one is awaited"

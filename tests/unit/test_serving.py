@@ -299,7 +299,7 @@ def test_what_waits_in_an_event_loop_is_run_though_no_message_comes() -> None:
     try:
         host = StubHost(loop, 3)
         inbox = StubInbox(host)
-        event_loop.call_later(2.0, inbox.end)
+        event_loop.call_later(30.0, inbox.end)
         serve(host, None, inbox)  # type: ignore[arg-type]
     finally:
         event_loop.close()
