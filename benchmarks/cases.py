@@ -109,6 +109,7 @@ _NULL: dict[int, Sequence[str]] = {
 }
 _INFOS = (
     "plain-all",
+    "bare-2",
     "base-arrays",
     "hosts2-dict",
     "hosts2-arrays",
