@@ -103,7 +103,7 @@ def _harden(resolved: ResolvedConfig) -> dict[str, Any]:
 
 
 def _refuse_without_workers(manager: EnvManager, resolved: ResolvedConfig) -> None:
-    """Refuse kinds that run their envs in this process.
+    """Refuse kinds without worker processes on this machine.
 
     Raises:
         ConfigError: there would be no worker to hurt.
@@ -112,8 +112,8 @@ def _refuse_without_workers(manager: EnvManager, resolved: ResolvedConfig) -> No
 
     if isinstance(manager, BaseEnvManager) and not isinstance(manager, AsyncSubprocessEnvManager):
         raise ConfigError(
-            f"manager.type is {resolved.values.manager.type!r}, which runs its envs in this very "
-            "process: there is no worker to hurt. Choose a kind with worker processes, as in --set "
+            f"manager.type is {resolved.values.manager.type!r}, which has no worker processes on "
+            "this machine: there is no worker to hurt. Choose a kind that has, as in --set "
             "manager.type=subprocess."
         )
 

@@ -1,6 +1,6 @@
 """The parent's side: states, deadlines, retries, renewals, and the checks of what is asked.
 
-`engine` and `gather` wait. All else here neither waits nor does I/O: it is told what arrived and
+`engine` and `owner` wait. All else here neither waits nor does I/O: it is told what arrived and
 what time it is, and sends through a `Transport`.
 """
 

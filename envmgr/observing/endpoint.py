@@ -99,7 +99,7 @@ def families_of(board: Board) -> Iterator[Any]:
     yield memory
     for name, column, meaning in (
         ("envmgr_env_failures", board.failed, "failures of each env"),
-        ("envmgr_env_resets", board.episodes, "resets of each env that succeeded"),
+        ("envmgr_env_episodes", board.episodes, "episodes of each env that have ended"),
     ):
         counter = CounterMetricFamily(name, meaning, labels=["env_id"])
         for env_id in range(n):
