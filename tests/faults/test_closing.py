@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import threading
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -115,6 +117,27 @@ def test_f17_with_envs_that_hang_in_their_close(world: World, setup: Setup) -> N
     assert began == ([1, 0, 0] if shared else [1, 1, 1]), "an env was not asked to close"
     manager.launch()
     ready_all(manager)
+
+
+@over(
+    DEFAULT,
+    Setup("subprocess", "fork"),
+    Setup("subprocess", "forkserver"),
+    Setup("subprocess", "spawn"),
+)
+def test_f17_what_takes_longer_to_end_than_close_may_is_reaped_all_the_same(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine. The guard of leaks would find zombies."""
+    folder = "envmgr.transport.process"
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    for name in ("template_servers", "server_spawner", "multiprocessing_spawner"):
+        monkeypatch.setattr(f"{folder}.{name}._CLOSE_S", 0.0)
+    monkeypatch.setattr(f"{folder}.server_spawner._KILLED_S", 0.0)
+    late = Mock(side_effect=subprocess.TimeoutExpired("the fork server", 0.0))
+    monkeypatch.setattr(f"{folder}.fork_spawner._ForkedServer.wait", late)
+    manager.close()
 
 
 @pytest.mark.parametrize("fault", ["raise", "strange_error", "sys_exit"])

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.contract.envs import Do, seen
 from tests.contract.harness import (
     ALL_MESSAGE,
     DEFAULT,
+    PATIENCE_S,
     SOME_BLOCK,
     SOME_MESSAGE,
     Setup,
@@ -151,6 +153,27 @@ def test_a_worker_that_does_not_die_is_left_and_its_siblings_go_on(
     step_all(manager, {0: 2, 1: 2, 2: 2})
     assert manager.stats()["failures"] == 1
     manager.close()
+
+
+@over(SPAWN)
+def test_a_worker_that_does_not_die_within_close_is_reaped_when_it_does(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envmgr.transport.base.Transport.kill_patience_s", 0.2)
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    stuck = world.pid(0)
+    _make_immortal(monkeypatch, stuck)
+    manager.send({0: Do.HANG})
+    visit = world.gate.await_visit(0)
+    manager.close(0.1)
+    assert os.path.exists(f"/proc/{stuck}")
+    monkeypatch.undo()
+    os.kill(stuck, SIGKILL)  # the kernel lets go of it
+    visit.wait_gone()
+    end = time.monotonic() + PATIENCE_S
+    while os.path.exists(f"/proc/{stuck}"):
+        assert time.monotonic() < end, "nobody has reaped it"
 
 
 def _make_immortal(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:

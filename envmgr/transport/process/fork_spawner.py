@@ -18,13 +18,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import NoReturn
 
 from envmgr.transport.fds import PARENT_FDS, forget_fd, keep_from_children, let_go_of
 from envmgr.transport.process import server
 from envmgr.transport.process.server_spawner import ServerProcess, ServerSpawner
 from envmgr.transport.process.spawner import SIGKILL
-from envmgr.transport.process.threads import quiet_fork, refuse_unsafe_fork
+from envmgr.transport.process.threads import quiet_fork, reap_behind, refuse_unsafe_fork
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import WorkerSettings
 
@@ -62,6 +63,7 @@ class _ForkedServer:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self._is_reaped = False
         try:
             self._pidfd: int | None = os.pidfd_open(pid)
         except OSError:
@@ -85,6 +87,7 @@ class _ForkedServer:
         status = 0
         with contextlib.suppress(ChildProcessError):  # somebody else has reaped it
             status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._is_reaped = True
         self.forget()
         return status
 
@@ -93,6 +96,8 @@ class _ForkedServer:
             forget_fd(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
+            if not self._is_reaped:
+                reap_behind(partial(os.waitpid, self._pid, 0))
 
 
 def _serve(

@@ -25,7 +25,7 @@ from envmgr.transport.fds import (
 )
 from envmgr.transport.process.server import signal_group
 from envmgr.transport.process.spawner import LEFT_BEHIND, SIGKILL, Spawner
-from envmgr.transport.process.threads import quiet_fork
+from envmgr.transport.process.threads import quiet_fork, reap_behind
 from envmgr.transport.ready import ReadySet
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import FrameChannel
@@ -243,8 +243,9 @@ class MultiprocessingSpawner(Spawner):
         while self._processes and (left_s := end - time.monotonic()) > 0.0:
             wait([self.death_of(host_id) for host_id in self._processes], left_s)
             self.deaths()
-        for host_id in self._processes:  # the kernel holds on to them
+        for host_id, process in self._processes.items():  # the kernel holds on to them
             self._ready.discard(self.death_of(host_id))
+            reap_behind(process.join)
         for pidfd in self._pidfds.values():
             self._forget_pidfd(pidfd)
         self._processes.clear()

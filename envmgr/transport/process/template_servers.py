@@ -32,6 +32,7 @@ from envmgr.transport.process import server
 from envmgr.transport.process.server_imports import Preloads
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.spawner import SIGKILL
+from envmgr.transport.process.threads import reap_behind
 
 NUMBERS = itertools.count(-1, -1)
 """Numbers of branches, in this process."""
@@ -104,6 +105,7 @@ class TemplateServer:
                 self.origin.wait(_CLOSE_S)
                 return
             self.origin.kill()
+        reap_behind(self.origin.wait)
 
 
 class ForkedServer:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from envmgr.errors import LaunchError
 
@@ -22,6 +23,24 @@ def thread_name(does: str) -> str:
         does: what the thread does, in a few words, as in "resets and repairs".
     """
     return f"{_OURS}{does}"
+
+
+def reap_behind(wait: Callable[[], Any]) -> None:
+    """Reap a child that was killed and has not ended in time, whenever it does.
+
+    On a busy machine that takes longer than `close` may. Nobody else would reap it: it would stay
+    as a zombie for as long as the trainer lives.
+
+    Args:
+        wait: returns once it has ended, and has reaped it.
+    """
+
+    def run() -> None:
+        with contextlib.suppress(OSError, ValueError):  # somebody else has reaped it
+            wait()
+
+    with contextlib.suppress(RuntimeError):  # no thread can be had, as when the trainer ends
+        threading.Thread(target=run, name=thread_name("killed processes"), daemon=True).start()
 
 
 def refuse_unsafe_fork() -> None:
