@@ -37,6 +37,10 @@ class OwnLimit(NamedTuple):
     charged: bool = True
 
 
+_LOOK_EVERY_S = 0.05
+"""How often to look, at most, whether a host that says nothing of it is done with something."""
+
+
 class TimeLimits:
     """Keeps the time limits of what envs and their hosts do.
 
@@ -131,7 +135,7 @@ class TimeLimits:
     def set_own(self, env: ManagedEnv, own: OwnLimit) -> None:
         """Have what an env was asked just now time out by a limit of its own."""
         self.own[env.env_id] = own
-        self._shortest_s = min(self._shortest_s, own.limit_s)
+        self._shortest_s = min(self._shortest_s, max(own.limit_s, _LOOK_EVERY_S))
         self.set(env, own.limit_s)
         group = env.group
         if group.takes_turns and group.running is None:

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from multiprocessing.connection import wait
 from types import CodeType, FrameType
@@ -90,6 +90,7 @@ class Call:
         self._acquire = lock.acquire
         self._background = background
         self._journal = engine.supervisor.journal
+        self._owed: Sized = ()
 
     def __enter__(self, depth: int = 1) -> Supervisor:  # from whose frame it is called
         engine, journal = self._engine, self._journal
@@ -102,6 +103,8 @@ class Call:
             journal.caller = frame
         else:
             self._take_over(frame)
+        if self._owed and engine.owner is not None:
+            engine.owner.settle_owed()
         return engine.supervisor
 
     def _take_over(self, frame: FrameType) -> None:
@@ -120,7 +123,7 @@ class Call:
 
     def have_attended_by(self, owner: Owner) -> None:
         """Have the owner of the engine be told when a call is over, in place of the background."""
-        self._background = owner
+        self._background, self._owed = owner, owner.owed
 
     def _await_background(self) -> None:
         """Wait for the background thread, which has the lock; but not for another caller.
@@ -178,6 +181,16 @@ class Call:
 
 _enter, _exit = Call.__enter__, Call.__exit__
 """By their names: `super()` costs as much as the clock, and this is in every call."""
+
+
+def _is_at_the_edge_of_a_call() -> bool:
+    """Whether this thread is at the very beginning or end of a call, where it has no frame yet."""
+    frame: FrameType | None = _frame(1)
+    while frame is not None:
+        if frame.f_code in (_enter.__code__, _exit.__code__):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class TracedPublicCall(Call):
@@ -458,6 +471,16 @@ class Owner(Attendant, Protocol):
     def close_transport(self, grace_s: float) -> None:
         """Have the transport closed in this thread, and wait for that."""
 
+    @property
+    def owed(self) -> Sized:
+        """What was handed out to nobody, and is to be owed again."""
+
+    def settle_owed(self) -> None:
+        """Have envs owe that. The lock is held."""
+
+    def forget_beside(self) -> None:
+        """Let go of a call that an interrupt has ended while it waited. The lock is held."""
+
 
 class Follower(Protocol):
     """Something that looks at a board, and ends with it."""
@@ -612,8 +635,27 @@ class Engine:
         Can be interrupted itself, and called again.
         """
         self.supervisor.journal.settle()
+        if self.owner is not None:
+            self.owner.forget_beside()
         if not self.closing:
             self.supervisor.recover()
+
+    def let_go(self) -> None:
+        """Release the lock that an interrupted call has left behind in the calling thread.
+
+        The next public call would make up for that; but the owner, and who closes the manager in
+        another thread, wait for the lock meanwhile.
+
+        Raises:
+            ConcurrentCallError: the call is still under way: a signal handler, or the code of an
+                env, has come from it.
+        """
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
+            return
+        is_owner = self.owner is not None and threading.current_thread() is self.owner.thread
+        if is_owner or is_run(self.caller) or _is_at_the_edge_of_a_call():
+            raise ConcurrentCallError(_ONE_CALLER)
+        self._lock._release_save()  # type: ignore[attr-defined]
 
     def wait_until(
         self,
@@ -984,6 +1026,9 @@ _LOOK_EVERY_S = 0.002
 """A host of many cheap envs rings late, lest it ring for each; so long it may be overlooked."""
 
 
+_ONE = GatherPolicy(1, 0.0)
+
+
 class Gather:
     """Gathers, inside calls that hold the engine. A failure that is urgent ends a gather.
 
@@ -1068,6 +1113,7 @@ class Gather:
         deadline: float = math.inf,
         exactly: bool = False,
         as_arrays: bool = False,
+        after: int | None = None,
     ) -> HandedOut | None:
         """Wait for as many outstanding timesteps as the policy wants; take all that have arrived.
 
@@ -1079,6 +1125,7 @@ class Gather:
             deadline: return what has arrived at this moment.
             exactly: be content with episodes' ends too.
             as_arrays: as of `exactly`.
+            after: take a single one, as `one` does; None: all.
 
         Raises:
             NothingReadyError: nothing is outstanding.
@@ -1104,6 +1151,8 @@ class Gather:
             submitter.have_all_ring()
         while True:
             arrived = self._some_ids(policy, outstanding, deadline, exactly=exactly)
+            if after is not None and arrived:
+                arrived = [next((i for i in arrived if i > after), arrived[0])]
             selection = self._supervisor.selections.of(arrived)
             if supervisor.repair.urgent or selection is None:
                 if not is_limited:
@@ -1114,6 +1163,17 @@ class Gather:
             if taken is not None:
                 return taken
             self._apply_alone()
+
+    def one(self, after: int) -> HandedOut | None:
+        """Wait for an outstanding timestep, and take one.
+
+        Args:
+            after: of those that have arrived the next one after this env_id, in turn.
+
+        Raises:
+            NothingReadyError: nothing is outstanding.
+        """
+        return self.some(_ONE, exactly=True, after=after)
 
     def _some_ids(
         self, policy: GatherPolicy, outstanding: int, deadline: float, *, exactly: bool

@@ -19,14 +19,16 @@ import contextlib
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from envmgr.core.collect import HandedOut, by_env_id
 from envmgr.core.engine import CLOSED, LOOK_EVERY_S, MIN_INTERVAL_S, WARN_EVERY_S, Engine
 from envmgr.core.journal import Returning
 from envmgr.core.phases import Phase
 from envmgr.core.slots import Slots
-from envmgr.errors import ManagerClosedError
+from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.transport.base import at_most
 from envmgr.transport.process.threads import thread_name
 from envmgr.transport.ready import Waker, Watch, await_any, fds_of
@@ -77,6 +79,21 @@ class _Beside:
             self.woken.release()
 
 
+class AwaitedCall:
+    """A call for batches that a coroutine awaits, while a thread makes it.
+
+    Attributes:
+        is_abandoned: nobody awaits it any more.
+        returned: what it has returned; None until then, or if that was no timesteps.
+    """
+
+    __slots__ = ("is_abandoned", "returned")
+
+    def __init__(self) -> None:
+        self.is_abandoned = False
+        self.returned: Returning | None = None
+
+
 class Owner:
     """Owns an engine. It is the engine's background thread, too.
 
@@ -84,35 +101,45 @@ class Owner:
         engine: what it owns.
         lock: the engine's.
         slots: the leases.
+        on_owed: told of envs whose timesteps were handed out, and will be once more.
 
     Attributes:
         thread: the thread; None before `start`.
         dormant: never: each call for batches wakes it.
-        returned: what the call for batches has returned that ended last.
+        owed: timesteps that were handed out to nobody, and are to be owed again; see `take_back`.
     """
 
     dormant = False
 
-    def __init__(self, engine: Engine, lock: threading.RLock, slots: Slots) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        lock: threading.RLock,
+        slots: Slots,
+        on_owed: Callable[[list[int]], None] | None = None,
+    ) -> None:
         self.slots = slots
+        self._on_owed = on_owed
         self._engine = engine
         self._lock = lock
         self._doorbell = Waker()
         self._news = Waker()
         self._is_followed = False
         self.thread: threading.Thread | None = None
-        self.returned: Returning | None = None
+        self._returned: Returning | None = None  # by the call for batches that ended last
+        self.owed: deque[HandedOut] = deque()
         self._ending = False
         self._asleep = False
         self._beside: _Beside | None = None
         self._n_rounds = 0
         self._last_job: Callable[[], None] | None = None
-        self._has_run = self._is_abandoned = False
+        self._has_run = False
         self._has_news = True
         self._watch, self._watched = Watch(()), list[Any]()
+        self._awaited: AwaitedCall | None = None  # what the thread `_maker` is at
         self._maker = 0
         self._has_engine = threading.Event()
-        self._starting = threading.Lock()
+        self._served = threading.Lock()
 
     @property
     def runs_envs(self) -> bool:
@@ -125,17 +152,13 @@ class Owner:
         Raises:
             RuntimeError: no thread can be had.
         """
-        if self.thread is not None or not self._starting.acquire(blocking=False):
-            return
-        try:
-            if self.thread is None:
-                # The name says whether it may be there when somebody forks.
-                name = "envmgr-envs" if self.runs_envs else thread_name("leases")
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                thread.start()
+        if self.thread is None:
+            # The name says whether it may be there when somebody forks.
+            name = "envmgr-envs" if self.runs_envs else thread_name("leases")
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            thread.start()
+            if self.thread is None:  # it says so itself, whatever has interrupted this
                 self.thread = thread
-        finally:
-            self._starting.release()
 
     def await_engine(self) -> None:
         """Wait until the thread has taken the engine over, or has ended."""
@@ -153,8 +176,22 @@ class Owner:
         if self._is_followed:
             self._news.silence()  # if there are more, the next round says so again
         self._has_news = True
-        self.returned = self._engine.supervisor.journal.returning
+        self._returned = returned = self._engine.supervisor.journal.returning
+        if self._awaited is not None and threading.get_ident() == self._maker:
+            self._awaited.returned = returned
         self.wake()
+
+    def refuse_within_a_call(self) -> None:
+        """Refuse what would wait for ever for this thread.
+
+        Raises:
+            ManagerClosedError: this process is a fork of the one that the thread is in.
+            ConcurrentCallError: a signal handler, or the code of an env, has come from a call.
+        """
+        engine = self._engine
+        if engine.in_fork:
+            engine.refuse_if_closed()
+        engine.let_go()
 
     def fileno(self) -> int:
         """Return the fd that is readable while timesteps have arrived that are to be gathered."""
@@ -180,6 +217,7 @@ class Owner:
             self._doorbell.wake()
         while self.thread.is_alive():
             self.thread.join(_LOOK_S)
+        self._close()  # if the thread had ended before
 
     def end(self) -> None:
         """Wait for the thread, unless this is it, and release what it has."""
@@ -199,6 +237,11 @@ class Owner:
         self, finished: Callable[[], bool], deadline: float, look_every_s: float, doing: str
     ) -> bool:
         """Wait in a call for batches; the arguments are those of `Engine.wait_until`."""
+        if threading.current_thread() is self.thread:
+            raise ConcurrentCallError(
+                "the code of an env, or a signal handler, has made a call for batches of the "
+                "manager that runs the env: it would wait for itself"
+            )
         engine, clock = self._engine, self._engine.now
         began = clock()
         warn_at = began + WARN_EVERY_S
@@ -213,7 +256,9 @@ class Owner:
                 warn_at = now + WARN_EVERY_S
             beside = _Beside(finished, names_envs=doing != "step")
             self._beside = beside  # first: `abandon` looks for it last
-            if self._is_abandoned and threading.get_ident() == self._maker:
+            awaited = self._awaited
+            is_left = awaited is not None and awaited.is_abandoned
+            if is_left and threading.get_ident() == self._maker:
                 self._beside = None
                 raise CallAbandonedError
             self._wait_unlocked(beside, min(deadline, warn_at, now + look_every_s) - now)
@@ -228,33 +273,76 @@ class Owner:
             self.wake()
             beside.woken.acquire(timeout=max(at_most(seconds), 0.0))
         finally:  # what an interrupt has left unlocked here is locked in the exit of the call
-            lock._acquire_restore(held)
             self._beside = None
+            lock._acquire_restore(held)
 
-    def abandon(self) -> None:
-        """Have the call that `make` makes wait no more; from any thread."""
-        self._is_abandoned = True
+    def forget_beside(self) -> None:
+        """Let go of a call for batches that an interrupt has ended. Called with the lock."""
+        self._beside = None
+
+    def make(self, call: Callable[[], T], awaited: AwaitedCall) -> T:
+        """Make a call for batches, in the thread that makes all those that coroutines await.
+
+        Raises:
+            CallAbandonedError: nobody awaits it any more; nothing was delivered.
+        """
+        self._maker, self._awaited = threading.get_ident(), awaited
+        try:
+            if awaited.is_abandoned:
+                raise CallAbandonedError
+            return call()
+        finally:
+            self._awaited = None
+
+    def abandon(self, awaited: AwaitedCall) -> None:
+        """Have a call wait no more, or not begin; from any thread."""
+        awaited.is_abandoned = True
         beside = self._beside
         if beside is not None:
-            beside.wake()
+            beside.wake()  # another one just looks once more
 
-    def make(self, call: Callable[[], T]) -> T:
-        """Make a call for batches that may be abandoned, in the thread that makes all of them."""
-        self._is_abandoned, self.returned, self._maker = False, None, threading.get_ident()
-        return call()
+    def take_back(self, awaited: AwaitedCall) -> None:
+        """Have envs owe the timesteps that a call has returned, to nobody; from any thread.
 
-    def take_back(self) -> None:
-        """Have envs owe the timesteps that the latest call for batches has returned, to nobody.
-
-        The next call does it, as it does after an interrupt.
+        The next call does it, as it does after an interrupt; or, if there was another one since,
+        that one, or the one after it.
         """
-        returned, self.returned = self.returned, None
-        if returned is not None:
-            self._engine.supervisor.journal.returning = Returning(returned.timesteps, None)
+        returned, awaited.returned = awaited.returned, None
+        if returned is None:
+            return
+        journal = self._engine.supervisor.journal
+        if self._lock.acquire(False):
+            try:
+                was_last = self._returned is returned
+                if was_last and journal.caller is None and journal.returning is None:
+                    journal.returning = Returning(returned.timesteps, None)
+                    return
+            finally:
+                self._lock.release()
+        self.owed.append(returned.timesteps)
+        self._has_news = True
+        self.wake()
+
+    def settle_owed(self) -> None:
+        """Do what `take_back` has left to be done. The engine is held."""
+        if self.owed:
+            self._engine.uninterrupted(self._owe_again)
+
+    def _owe_again(self) -> None:
+        collector, table = self._engine.supervisor.collector, self._engine.supervisor.table
+        while self.owed:
+            timesteps = by_env_id(self.owed.popleft().result)
+            again = [env_id for env_id in timesteps if not table.owes(env_id)]
+            if self._on_owed is not None:
+                self._on_owed(again)
+            collector.owe(timesteps)
 
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        if not self._served.acquire(blocking=False):
+            return  # an interrupted `start` has left two of these threads
+        self.thread = threading.current_thread()
         try:
             if self._take_over():
                 self._serve()
@@ -274,6 +362,8 @@ class Owner:
                 logger.exception("the owner of an engine failed")
                 self._engine.supervisor.repair.raise_later(error)
                 again, seconds = False, LOOK_EVERY_S
+            except BaseException:  # of the code of an env that runs here: its host counts as dead
+                again, seconds = True, 0.0
             finally:
                 self._lock.release()
             self.slots.notify_all()
@@ -319,6 +409,7 @@ class Owner:
         engine, slots = self._engine, self.slots
         supervisor, transport = engine.supervisor, engine.transport
         supervisor.journal.finish()  # what an interrupt may have left
+        self.settle_owed()
         slots.obey()
         limits, beside = supervisor.hosts.limits, self._beside
         now, runs_envs = limits.clock(), not transport.works_alone
@@ -387,5 +478,13 @@ class Owner:
             while self._engine.closing and self._last_job is None and not self._engine.has_ended:
                 await_any([self._doorbell], _LOOK_S)
                 self._doorbell.silence()
-            if self._last_job is not None:
-                self._last_job()
+            self._close()
+
+    def _close(self) -> None:
+        job, self._last_job = self._last_job, _nothing
+        if job is not None:
+            job()
+
+
+def _nothing() -> None:
+    """Be done."""

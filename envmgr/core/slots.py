@@ -262,6 +262,7 @@ class Slots:
         self._tenants: dict[int, Tenancy] = {}
         self._resetting: dict[int, Tenancy] = {}
         self._leaving: set[int] = set()  # envs whose step nobody awaits, after their lease
+        self._not_to_join: set[int] = set()  # envs in a reset with wishes that nobody awaits
         # By env_id, where it is not 0: what an env has stepped before the episode that it is at the
         # beginning of, and nobody has seen.
         self._steps_at_reset: dict[int, int] = {}
@@ -507,6 +508,7 @@ class Slots:
             )
         env, supervisor = self._table.envs[env_id], self._supervisor
         self._table.use_up_params((env_id,))
+        self._not_to_join.discard(env_id)  # it is leased again once it is over
         del self._tenants[env_id]
         if tenancy.fatal is not None:
             supervisor.repair.raise_later(tenancy.fatal)
@@ -588,6 +590,8 @@ class Slots:
             return
         if call.is_abandoned:
             return
+        if tenancy.call is not None:  # an interrupt has kept its user from abandoning it
+            self._abandon(tenancy, tenancy.call)
         env = self._table.envs[env_id]
         call.began_s, call.generation = self._clock(), env.generation
         if tenancy.fatal is not None:
@@ -675,6 +679,9 @@ class Slots:
         self._steps_at_reset[env_id] = _SEEN
         if call.seed is not None:
             env.new_seed = call.seed
+        if env_id in self._not_to_join:
+            self._not_to_join.discard(env_id)
+            params = params or Once({})
         limits = [(self._rules.reset_s, "reset_timeout"), (call.limit_s, "timeout_s")]
         call.limit = _shortest(limits)
         self._limits.own.pop(env_id, None)
@@ -696,7 +703,15 @@ class Slots:
             return
         if tenancy.call is not call or tenancy.env_id is None:
             return
+        if call.during == "reset" and (call.params or call.seed is not None):
+            self._forget_wishes(tenancy.env_id)
         self._end_call(tenancy, call, tenancy.left_in(call))
+
+    def _forget_wishes(self, env_id: int) -> None:
+        """Have the seed and the options of a reset that goes on be those of no other one."""
+        self._table.use_up_params((env_id,))
+        self._table.envs[env_id].seed = None
+        self._not_to_join.add(env_id)
 
     def _end_call(
         self,

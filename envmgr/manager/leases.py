@@ -34,7 +34,8 @@ class Lessor(NamedTuple):
     """What leases need of their manager.
 
     Attributes:
-        owner: gives the thread that owns its engine; raises ManagerClosedError if it is closed.
+        owner: gives the thread that owns its engine; raises ManagerClosedError if it is closed, and
+            ConcurrentCallError in a signal handler that has come into a call.
         close: closes it, because an env has failed and `on_failure` is `raise`.
     """
 
@@ -115,12 +116,15 @@ class _Slot:
         Raises:
             LeaseEndedError: the lease has ended.
             SlotBusyError: another call is under way.
+            ManagerClosedError: this process is a fork of the one that has the lease.
+            ConcurrentCallError: a signal handler, or the code of an env, has come from a call.
         """
         if self._tenancy.is_over:
             raise LeaseEndedError(
                 f"the lease of env {self.env_id} has ended: it may be somebody else's by now. Take "
                 "a new one with manager.lease(). Nothing was sent to it."
             )
+        self._owner.refuse_within_a_call()
         if not self._busy.acquire(blocking=False):
             raise SlotBusyError(
                 f"env {self.env_id} is in a call of another coroutine or thread: a lease is for "
@@ -254,16 +258,18 @@ class Slot(_Slot):
     def _call(self, signal: _ThreadSignal, call: SlotCall) -> Any:
         self._begin()
         try:
-            self._send(call)
-            signal.wait()
-        except BaseException:  # Ctrl-C
-            self._abandon(call)
+            try:
+                self._send(call)
+                signal.wait()
+            finally:
+                self._busy.release()
+            if call.closes:
+                self._lease.lessor.close()
+            return _answer(call)
+        except BaseException as error:
+            if error is not call.error:  # Ctrl-C
+                self._abandon(call)
             raise
-        finally:
-            self._busy.release()
-        if call.closes:
-            self._lease.lessor.close()
-        return _answer(call)
 
 
 class AsyncSlot(_Slot):
@@ -322,16 +328,18 @@ class AsyncSlot(_Slot):
     async def _call(self, signal: Signal, call: SlotCall) -> Any:
         self._begin()
         try:
-            self._send(call)
-            await signal.wait()
-        except BaseException:  # also when a loop that has ended lets go of it
-            self._abandon(call)
+            try:
+                self._send(call)
+                await signal.wait()
+            finally:
+                self._busy.release()
+            if call.closes:
+                await in_thread(self._lease.lessor.close, CLOSING)
+            return _answer(call)
+        except BaseException as error:
+            if error is not call.error:  # also when a loop that has ended lets go of it
+                self._abandon(call)
             raise
-        finally:
-            self._busy.release()
-        if call.closes:
-            await in_thread(self._lease.lessor.close, CLOSING)
-        return _answer(call)
 
 
 class Lease:
@@ -361,16 +369,17 @@ class Lease:
             NothingReadyError, AllEnvsFailedError: none will be free.
             LeaseError: this lease was used before.
         """
+        self._refuse_twice()
         signal = _ThreadSignal()
-        owner, tenancy = self._ask(signal)
         try:
+            owner, tenancy = self._ask(signal)
             if not signal.wait(self._patience_s):
                 self._refuse_late()
             _refuse_without(tenancy)
+            return Slot(self, owner, tenancy)
         except BaseException:
             self._give_back()
             raise
-        return Slot(self, owner, tenancy)
 
     def __exit__(self, *exc_info: object) -> None:
         """Give the env back. Does not wait: whatever is under way in it is ended by others."""
@@ -378,16 +387,17 @@ class Lease:
 
     async def __aenter__(self) -> AsyncSlot:
         """As `__enter__`, without blocking the event loop; who is cancelled in it has no env."""
+        self._refuse_twice()
         signal = signal_here()
-        owner, tenancy = self._ask(signal)
         try:
+            owner, tenancy = self._ask(signal)
             if not await signal.wait(self._patience_s):
                 self._refuse_late()
             _refuse_without(tenancy)
+            return AsyncSlot(self, owner, tenancy, signal.loop)
         except BaseException:
             self._give_back()
             raise
-        return AsyncSlot(self, owner, tenancy, signal.loop)
 
     async def __aexit__(
         self,
@@ -402,9 +412,11 @@ class Lease:
         """Give the env back, if an interrupt or the end of a loop has kept that from being done."""
         self._give_back()
 
-    def _ask(self, signal: Any) -> tuple[Owner, Tenancy]:
+    def _refuse_twice(self) -> None:
         if self._tenancy is not None:
             raise LeaseError("this lease was used before: call manager.lease() for each")
+
+    def _ask(self, signal: Any) -> tuple[Owner, Tenancy]:
         owner = self.lessor.owner()
         tenancy = Tenancy(signal.notify, self._episode_s)
         self._owner, self._tenancy = owner, tenancy

@@ -42,7 +42,7 @@ from envmgr.core.launching import (
     prepare_resets,
     replay_payloads,
 )
-from envmgr.core.owner import Owner
+from envmgr.core.owner import AwaitedCall, Owner
 from envmgr.env import adapt, videos
 from envmgr.env.batch_specs import batches_of
 from envmgr.errors import (
@@ -876,6 +876,7 @@ class EnvManager:
         self._refuse_unless_launched()
         running = self._running.itself
         running.engine.refuse_if_closed()
+        running.engine.let_go()
         return running.owner
 
     def _refuse_unless_launched(self) -> None:
@@ -928,43 +929,48 @@ class EnvManager:
     async def arrivals(self) -> AsyncIterator[tuple[int, Any]]:
         """Give each timestep as it arrives, as `(env_id, timestep)`, until none is outstanding.
 
-        The body of the loop may `send` further actions. What has arrived and was not given when
-        the loop is left comes with the next `recv`.
+        The body of the loop may `send` further actions, and may be left at any time: what was not
+        given comes with the next `recv`. Envs take turns.
         """
         if self._normalization is not None:
             raise ConfigError(
                 "arrivals() gives timesteps one by one, but normalize_obs, normalize_reward and "
                 "episode_statistics keep figures over batches: use arecv()"
             )
-        owner, running = self._owner(), self._running.itself
+        running, env_id = self._running.itself, -1
         while running.statistics.outstanding:
-            came: Any = await self.arecv(1)  # V2 kinds have trees
-            gathered = owner.returned
-            trees = came if isinstance(came, Mapping) else {int(tree.env_id): tree for tree in came}
-            left = set(trees)
-            try:
-                for env_id, timestep in trees.items():
-                    left.discard(env_id)
-                    yield env_id, timestep
-            finally:
-                if left and gathered is not None:
-                    self._owe(gathered.timesteps.result, left)
+            came: Any = await self._awaited(partial(self._recv_one, env_id))
+            if not came:  # an env was dropped meanwhile
+                continue
+            if isinstance(came, Mapping):
+                ((env_id, timestep),) = came.items()
+            else:  # V2 kinds have trees
+                (timestep,) = came
+                env_id = int(timestep.env_id)
+            yield env_id, timestep
 
-    def _owe(self, gathered: Mapping[int, EnvTimestep], env_ids: set[int]) -> None:
-        """Have envs owe timesteps that were gathered, and given to nobody."""
-        if self._running.is_launched:
-            timesteps = {i: timestep for i, timestep in gathered.items() if i in env_ids}
-            with self._running.calling as supervisor:
-                if self._episode_log is not None:
-                    again = [i for i in timesteps if not supervisor.table.owes(i)]
-                    self._episode_log.owed(again)
-                owe = partial(supervisor.collector.owe, timesteps)
-                self._running.engine.uninterrupted(owe)
+    def _recv_one(self, after: int) -> Any:
+        """Gather one timestep, as `recv` does: of the next env after this one that has one."""
+        with self._running.calling as supervisor:
+            if not supervisor.statistics.outstanding:
+                self._surface(supervisor)
+            collected = self._running.gather.one(after)
+            journal = supervisor.journal
+            timesteps: Any = self._deliver(supervisor, collected)
+            if not self._shows_dicts:
+                timesteps = self._view.timesteps(timesteps, journal)
+        journal.returning = None  # as in `step`
+        return timesteps
 
     async def _awaited(self, call: Callable[[], T]) -> T:
         """Make a call for batches in a thread, and wait for it."""
         owner, running = self._owner(), self._running.itself
-        return await running.calls.run(partial(owner.make, call), owner.abandon, owner.take_back)
+        awaited = AwaitedCall()
+        return await running.calls.run(
+            partial(owner.make, call, awaited),
+            partial(owner.abandon, awaited),
+            partial(owner.take_back, awaited),
+        )
 
     async def __aenter__(self) -> Self:
         """Launch it without blocking the event loop, unless it is launched already.
@@ -980,6 +986,8 @@ class EnvManager:
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Close it without blocking the event loop; who is cancelled meanwhile waits for it."""
+        if self._running.is_launched:
+            self._running.itself.engine.let_go()
         await in_thread(self.close, CLOSING)
 
     # -- resets and seeds -----------------------------------------------------------------

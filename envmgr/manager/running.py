@@ -237,7 +237,9 @@ class Running:
         owner = self._owner
         if owner is None:
             engine = self.engine
-            made = Owner(engine, engine.lock, Slots(self.supervisor, self.slot_rules))
+            on_owed = None if self._log is None else self._log.owed
+            slots = Slots(self.supervisor, self.slot_rules)
+            made = Owner(engine, engine.lock, slots, on_owed)
             owner = self.__dict__.setdefault("_made_owner", made)  # of two threads, the first one's
             if owner is not made:
                 made.end()

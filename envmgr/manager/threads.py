@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,7 +27,8 @@ class _Job:
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
-        self.undo: Callable[[], None] | None = None  # if nobody awaits it any more
+        self._has_ended = False
+        self._undo: deque[Callable[[], None]] = deque()  # once, by whoever comes last
         self.done = signal_here()
         self.result: Any = None
         self.error: BaseException | None = None
@@ -36,9 +39,21 @@ class _Job:
             self.result = self._function()
         except BaseException as error:
             self.error = error
-        if self.undo is not None and self.error is None:
-            self.undo()
+        self._has_ended = True
+        self._undo_it()
         self.done.notify()
+
+    def leave(self, undo: Callable[[], None]) -> None:
+        """Have it undone once it is done: nobody awaits it any more."""
+        self._undo.append(undo)
+        if self._has_ended:
+            self._undo_it()
+
+    def _undo_it(self) -> None:
+        with contextlib.suppress(IndexError):
+            undo = self._undo.popleft()
+            if self.error is None:
+                undo()
 
     def outcome(self) -> Any:
         """Return what it gave, or raise what it raised."""
@@ -67,7 +82,14 @@ async def in_thread(
     job = _Job(function)
     thread = threading.Thread(target=job.run, name=name, daemon=True)
     thread.start()
-    cancelled = await job.done.until_cancelled()
+    try:
+        cancelled = await job.done.until_cancelled()
+    except BaseException:  # Ctrl-C, where it is no cancellation; or the loop has ended
+        if at_last is not None:
+            job.leave(at_last)
+        if on_cancel is not None:
+            threading.Thread(target=on_cancel, name=name, daemon=True).start()
+        raise
     if cancelled is not None:
         await _hurry(on_cancel, name)
         await job.done.wait_through()
@@ -109,16 +131,17 @@ class CallThread:
             undo: takes back what it has returned.
         """
         if self._thread is None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._serve, name=thread_name("calls of coroutines"), daemon=True
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread
         job = _Job(call)
         self._jobs.put(job)
         try:
             cancelled = await job.done.until_cancelled()
-        except GeneratorExit:  # the loop has ended: nobody can wait
-            job.undo = undo
+        except BaseException:  # Ctrl-C, where it is no cancellation; or the loop has ended
+            job.leave(undo)
             abandon()
             raise
         if cancelled is not None:

@@ -17,6 +17,9 @@ from typing import Any
 
 from envmgr.transport.fds import forget_fd, keep_from_children
 
+_MOST_S = 86_400.0
+"""So long one wait may last at most."""
+
 
 class ReadySet:
     """Objects with a `fileno()`, and which of them are readable.
@@ -91,7 +94,12 @@ def await_any(
         poll.register(item, select.POLLIN)
     for fd in writable:
         poll.register(fd, select.POLLOUT)
-    poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000.0))
+    poll.poll(_in_ms(timeout_s))
+
+
+def _in_ms(timeout_s: float | None) -> int | None:
+    """Return a time as `poll` takes it, which refuses more than some 24 days."""
+    return None if timeout_s is None else math.ceil(min(timeout_s, _MOST_S) * 1000.0)
 
 
 class Watch:
@@ -113,8 +121,7 @@ class Watch:
         """Return those that can be read; wait for one of them, for so long, or for ever."""
         if self._poll is None:
             return [fd if isinstance(fd, int) else fd.fileno() for fd in wait(self.fds, timeout_s)]
-        limit_ms = None if timeout_s is None else math.ceil(timeout_s * 1000.0)
-        return [fd for fd, _ in self._poll.poll(limit_ms)]
+        return [fd for fd, _ in self._poll.poll(_in_ms(timeout_s))]
 
 
 def fds_of(items: Sequence[Any]) -> list[int]:

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-RAISE, DIE, HANG, SLOW, END, AT_GATE = 9001, 9002, 9003, 9004, 9005, 9006
+RAISE, DIE, HANG, SLOW, END, AT_GATE, INTERRUPT = 9001, 9002, 9003, 9004, 9005, 9006, 9007
 """Actions; others are steps that are told of."""
 
 SLOW_S = 0.3
@@ -44,6 +44,8 @@ class Told(gymnasium.Env[Any, Any]):
         """Take a step, or fail in it."""
         if action == RAISE:
             raise RuntimeError("as it was told")
+        if action == INTERRUPT:
+            raise KeyboardInterrupt
         if action == DIE:
             os._exit(7)
         if action == HANG:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import random
 import selectors
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,18 @@ from envmgr.errors import (
 )
 from envmgr.outcomes import OutcomeStatus
 from tests.contract.cancelled import cancel_everywhere, cancel_launch_and_close
-from tests.contract.leased import AT_GATE, DIE, END, HANG, RAISE, SLOW, SLOW_S, Told, let_go
+from tests.contract.leased import (
+    AT_GATE,
+    DIE,
+    END,
+    HANG,
+    INTERRUPT,
+    RAISE,
+    SLOW,
+    SLOW_S,
+    Told,
+    let_go,
+)
 from tests.contract.leased_stress import stress
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -610,6 +623,197 @@ def test_what_arrivals_has_not_given_comes_later() -> None:
             assert accounts_of(manager)[3] == 0
 
     runs(main)
+
+
+def test_arrivals_may_be_left_with_nothing_else_and_lose_nothing() -> None:
+    async def main() -> None:
+        async with make(PROCESSES, 4) as manager:
+            for _ in range(20):
+                manager.send({0: 5, 1: 6, 2: 7, 3: SLOW})
+                got: dict[int, float] = {}
+                await asyncio.sleep(0.05)  # the first three have arrived
+                async for env_id, timestep in manager.arrivals():
+                    got[env_id] = timestep.reward
+                    break
+                while len(got) < 4:
+                    got.update({i: t.reward for i, t in (await manager.arecv(1)).items()})
+                assert got == {0: 5.0, 1: 6.0, 2: 7.0, 3: float(SLOW)}
+            assert accounts_of(manager)[3] == 0
+
+    runs(main)
+
+
+def test_arrivals_give_envs_in_turn() -> None:
+    async def main() -> None:
+        async with make(KINDS[0], 3) as manager:
+            manager.send(dict.fromkeys(range(3), 1))
+            seen: list[int] = []
+            async for env_id, _ in manager.arrivals():
+                seen.append(env_id)
+                if len(seen) < 60:
+                    manager.send({env_id: 1})
+            assert min(map(seen.count, range(3))) > 10
+
+    runs(main)
+
+
+def test_a_call_that_is_cancelled_in_the_queue_leaves_the_others_alone() -> None:
+    async def main() -> None:
+        async with make(PROCESSES, 2) as manager:
+            manager.send({0: SLOW})
+            first = asyncio.ensure_future(manager.arecv(1))
+            await asyncio.sleep(0.05)
+            second = asyncio.ensure_future(manager.arecv(1))
+            await asyncio.sleep(0)
+            second.cancel()
+            assert [*(await first)] == [0]
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            manager.send({1: 3})
+            assert (await manager.arecv(1))[1].reward == 3.0
+            assert accounts_of(manager)[3] == 0
+
+    runs(main)
+
+
+def test_a_thread_for_calls_that_cannot_be_had_may_be_had_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, refused = threading.Thread.start, [RuntimeError("can't start new thread")]
+
+    def refuses(thread: threading.Thread) -> None:
+        if refused and "calls of coroutines" in thread.name:
+            raise refused.pop()
+        start(thread)
+
+    async def main() -> None:
+        async with make(PROCESSES, 1) as manager:
+            monkeypatch.setattr(threading.Thread, "start", refuses)
+            with pytest.raises(RuntimeError):
+                await manager.aready_obs()
+            assert [*(await manager.aready_obs())] == [0]
+
+    runs(main)
+
+
+def test_a_call_that_is_cancelled_at_once_does_not_wait() -> None:
+    async def main() -> None:
+        async with make(PROCESSES, 1) as manager:
+            async with manager.lease() as env:
+                await env.reset()
+            await manager.aready_obs()
+            for _ in range(20):
+                manager.send({0: SLOW})
+                call = asyncio.ensure_future(manager.arecv(1))
+                await asyncio.sleep(0)
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.wait_for(call, 10.0)
+                assert [*(await manager.arecv(1))] == [0]
+
+    runs(main)
+
+
+# -- what must not end the thread that owns the envs -----------------------------------------------
+
+
+@pytest.mark.parametrize("cfg", [KINDS[0], PROCESSES], ids=["base", "subprocess"])
+def test_a_limit_may_be_as_long_as_one_likes(cfg: dict[str, Any]) -> None:
+    with make(cfg, connect_timeout=30.0) as manager:
+        with manager.lease(episode_timeout_s=1e9) as env:
+            env.reset(timeout_s=3e6)
+            manager._running.supervisor.hosts.limits.earliest = math.inf  # as after a while
+            for k in range(3):
+                assert env.step(k, timeout_s=3e6).reward == float(k)
+        with manager.lease() as env:
+            play(env, 1)
+
+
+def test_an_env_that_raises_an_interrupt_fails_and_nobody_else() -> None:
+    with make({"type": "base"}) as manager:
+        with manager.lease() as env:
+            env.reset()
+            timestep = env.step(INTERRUPT)
+            assert timestep.info["abnormal"]
+            env.reset()
+            assert env.step(2).reward == 2.0
+        with manager.lease() as env:
+            play(env, 1)
+        play_batch(manager)
+
+
+def test_a_start_of_the_owner_that_is_interrupted_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, interrupts = threading.Thread.start, [KeyboardInterrupt]
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if interrupts and "leases" in thread.name:
+            raise interrupts.pop()
+
+    with make(PROCESSES) as manager:
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            manager.lease().__enter__()
+        with manager.lease(acquire_timeout_s=PATIENCE_S) as env:
+            play(env, 1)
+        play_batch(manager)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_lock_that_an_interrupted_call_has_left_keeps_nobody_waiting(closes: bool) -> None:
+    async def main() -> None:
+        async with make(PROCESSES) as manager:
+            async with manager.lease() as env:
+                await env.reset()
+            manager._running.engine.lock.acquire()  # in the first bytecodes of a call
+            if not closes:
+                async with manager.lease(acquire_timeout_s=PATIENCE_S) as env:
+                    await env.reset()
+                    assert (await env.step(1)).reward == 1.0
+
+    runs(main)
+
+
+def test_a_handler_within_a_call_is_refused() -> None:
+    errors: list[Exception] = []
+
+    def handle(*_: Any) -> None:
+        for call in (lambda: env.step(1), lambda: manager.lease().__enter__()):
+            try:
+                call()
+            except Exception as error:
+                errors.append(error)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with make(PROCESSES) as manager, manager.lease() as env:
+            env.reset()
+            with manager._running.calling:  # as in the midst of a call for batches
+                signal.raise_signal(signal.SIGUSR1)
+            assert [type(error) for error in errors] == [ConcurrentCallError] * 2
+            assert env.step(1).reward == 1.0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_lease_from_before_a_fork_is_refused_in_the_child() -> None:
+    with make(PROCESSES) as manager, manager.lease() as env:
+        env.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            signal.alarm(int(PATIENCE_S))
+            try:
+                env.step(1)
+            except ManagerClosedError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert env.step(2).reward == 2.0
 
 
 def test_its_fd_is_readable_while_there_is_something_to_gather() -> None:

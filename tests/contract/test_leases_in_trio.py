@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,8 +12,9 @@ import trio
 
 from envmgr import create_env_manager
 from envmgr.errors import EnvTimeout, LeaseTimeoutError, WrongLoopError
+from envmgr.manager.threads import LAUNCHING
 from tests.contract.cancelled import TRIO, cancel_everywhere, cancel_launch_and_close
-from tests.contract.leased import HANG, Told
+from tests.contract.leased import HANG, SLOW, SLOW_S, Told
 from tests.contract.test_leases import ENDLESS, PATIENCE_S, accounts_of
 
 KINDS: tuple[dict[str, Any], ...] = ({"type": "base"}, {"type": "thread"}, {"type": "subprocess"})
@@ -113,3 +116,41 @@ def test_cancelled_at_any_await_nothing_is_lost(cfg: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("cfg", "most"), [(KINDS[1], 20), (PROCESSES, 5)], ids=["thread", "each"])
 def test_launch_and_close_are_cancelled_cleanly(cfg: dict[str, Any], most: int) -> None:
     assert cancel_launch_and_close(cfg, most=most, library=TRIO) == []
+
+
+def test_ctrl_c_in_a_call_is_no_cancellation_and_loses_nothing_either() -> None:
+    """trio raises it in the main task, in whatever that awaits."""
+
+    async def main() -> None:
+        async with make(PROCESSES, 1) as manager:
+            await manager.aready_obs()
+            manager.send({0: SLOW})
+            timer = threading.Timer(SLOW_S / 6, signal.raise_signal, [signal.SIGINT])
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                await manager.arecv(1)
+            timer.join()
+            assert (await manager.arecv(1))[0].reward == SLOW
+            assert accounts_of(manager)[3] == 0
+
+    trio.run(main)
+
+
+def test_ctrl_c_in_a_launch_closes_what_is_launched() -> None:
+    manager = make(PROCESSES, 4)
+
+    async def main() -> None:
+        timer = threading.Timer(0.05, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        try:
+            await manager.__aenter__()
+        finally:
+            timer.join()
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main)
+    while threading.active_count() > 1 and any(
+        thread.name == LAUNCHING for thread in threading.enumerate()
+    ):
+        pass  # it goes on behind, and is undone
+    assert manager.closed

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from envmgr.core import Phase
+from envmgr.core.deadlines import OwnLimit
 from envmgr.core.table import NEVER
 from envmgr.errors import EnvCrash, EnvTimeout
 from envmgr.lifecycle import EnvState
@@ -22,6 +23,14 @@ pytestmark = over_routes
 
 
 # -- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_very_short_limit_of_one_call_has_nobody_look_all_the_time() -> None:
+    rig = Rig(2, deadlines=Deadlines()).launch()
+    limits, env = rig.hosts.limits, rig.slot()
+    limits.set_own(env, OwnLimit(frozenset({Phase.STEPPING}), 1e-4, "timeout_s"))
+    limits.finished(env.group)
+    assert env.group.deadline >= rig.clock() + 0.05
 
 
 PATIENCE_S = Transport.kill_patience_s

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from envmgr.core import engine as engine_module
 from envmgr.core import owner as owner_module
 from envmgr.core.engine import LOOK_EVERY_S, MIN_INTERVAL_S, WARN_EVERY_S, Engine
-from envmgr.core.owner import CallAbandonedError, Owner
+from envmgr.core.owner import AwaitedCall, CallAbandonedError, Owner
 from envmgr.core.slots import SlotCall, SlotRules, Slots, Tenancy
 from envmgr.errors import ManagerClosedError
 from envmgr.policy import Deadlines
@@ -540,28 +541,62 @@ def test_a_call_that_nobody_awaits_ends(patched: pytest.MonkeyPatch, waits: bool
     it = Owned(patched)
     it.start()
     n_waits = len(it.waited)
+    awaited = AwaitedCall()
     if waits:
-        it.during = it.owner.abandon
+        it.during = partial(it.owner.abandon, awaited)
 
     def call() -> None:
         if not waits:
-            it.owner.abandon()
+            it.owner.abandon(awaited)
         it.wait(never)
 
     with pytest.raises(CallAbandonedError):
-        it.owner.make(call)
+        it.owner.make(call, awaited)
     assert len(it.waited) == n_waits + waits
     it.during = lambda: None
-    it.owner.make(lambda: it.wait(never, 0.25))  # the next one is not abandoned
+    it.owner.make(lambda: it.wait(never, 0.25), AwaitedCall())  # the next one is not abandoned
 
 
-def test_the_calls_of_other_threads_are_not_abandoned_with_it(patched: pytest.MonkeyPatch) -> None:
+def test_a_call_that_nobody_awaits_any_more_is_not_begun(patched: pytest.MonkeyPatch) -> None:
+    it, awaited, begun = Owned(patched), AwaitedCall(), list[bool]()
+    it.start()
+    it.owner.abandon(awaited)
+    with pytest.raises(CallAbandonedError):
+        it.owner.make(lambda: begun.append(True), awaited)
+    assert not begun
+
+
+def test_other_calls_are_not_abandoned_with_it(patched: pytest.MonkeyPatch) -> None:
+    it, other = Owned(patched), AwaitedCall()
+    it.start()
+
+    def call() -> None:
+        it.owner.abandon(other)  # which waits for its turn
+        assert not it.wait(never, 0.25)
+        it.owner._maker += 1  # a call of another thread
+        it.owner.abandon(it.owner._awaited or other)
+        assert not it.wait(never, 0.25)
+
+    it.owner.make(call, AwaitedCall())
+
+
+def test_an_interrupted_wait_keeps_no_env_from_being_leased(patched: pytest.MonkeyPatch) -> None:
     it = Owned(patched)
     it.start()
-    it.owner.make(lambda: None)
-    it.owner._maker += 1  # another thread made it
-    it.owner.abandon()
-    assert not it.wait(never, 0.25)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    it.during = interrupt
+    with pytest.raises(KeyboardInterrupt), it.engine.calling:
+        it.engine.wait_until(never, doing="reset")
+    it.during = lambda: None
+    it.owner._beside = Beside(never, names_envs=True)  # as if an interrupt had kept it there
+    with pytest.raises(KeyboardInterrupt), it.engine.calling:
+        raise KeyboardInterrupt
+    tenancy = it.ask()
+    it.run()
+    assert tenancy.env_id is not None
 
 
 def test_what_a_call_has_returned_to_nobody_is_owed_again(patched: pytest.MonkeyPatch) -> None:
@@ -578,14 +613,49 @@ def test_what_a_call_has_returned_to_nobody_is_owed_again(patched: pytest.Monkey
             assert taken is not None
             collector.timesteps(taken)
 
-    it.owner.make(call)
+    awaited = AwaitedCall()
+    it.owner.make(call, awaited)
     assert it.rig.supervisor.statistics.outstanding == 0
-    it.owner.take_back()
-    it.owner.take_back()  # once
+    it.owner.take_back(awaited)
+    it.owner.take_back(awaited)  # once
     with it.engine.calling:
         assert it.rig.supervisor.statistics.outstanding == 1
         assert collector.arrived_ids() == [0]
     assert journal.returning is None
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_it_is_owed_again_though_there_was_another_call_since(
+    patched: pytest.MonkeyPatch, is_under_way: bool
+) -> None:
+    it, awaited, owed = Owned(patched), AwaitedCall(), list[Any]()
+    it.owner._on_owed = owed.append
+    it.start()
+    collector, statistics = it.rig.supervisor.collector, it.rig.supervisor.statistics
+
+    def gather(env_id: int) -> None:
+        with it.engine.calling:
+            taken = collector.take(it.rig.selection([env_id]))
+            assert taken is not None
+            collector.timesteps(taken)
+        it.rig.supervisor.journal.returning = None
+
+    it.rig.send({0: 1, 1: 1})
+    for env_id in (0, 1):
+        it.rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0))
+    it.wait(it.rig.has_arrived)
+    it.owner.make(partial(gather, 0), awaited)
+    if is_under_way:
+        with it.engine.calling:
+            it.owner.take_back(awaited)
+            it.engine.wait_until(lambda: collector.arrived_ids() == [0, 1], doing="step")
+    else:
+        gather(1)
+        it.owner.take_back(awaited)
+        with it.engine.calling:
+            assert collector.arrived_ids() == [0]
+    assert owed == [[0]]
+    assert statistics.outstanding == (2 if is_under_way else 1)
 
 
 # -- the fd of a manager ---------------------------------------------------------------------------

@@ -449,6 +449,59 @@ def test_what_was_sent_is_never_sent_again() -> None:
     assert of.rig.identity_holds()
 
 
+@pytest.mark.parametrize(
+    ("left", "then", "asked_for"),
+    [
+        ({"params": {"level": 3}}, {"seed": 2}, (2, {})),
+        ({"params": {"level": 3}}, {}, (None, {})),
+        ({"seed": 1}, {"params": {"level": 4}}, (None, {"level": 4})),
+        ({"seed": 1}, {}, (None, {})),
+    ],
+)
+def test_the_wishes_of_a_reset_that_nobody_awaits_are_those_of_no_other(
+    left: dict[str, Any], then: dict[str, Any], asked_for: tuple[Any, dict[str, Any]]
+) -> None:
+    of = leases()
+    tenancy = of.begun()
+    call = of.call(tenancy, "reset", **left)
+    of.slots.abandon(tenancy, call)
+    again = of.call(tenancy, "reset", **then)
+    of.rig.reset_done()
+    of.serve()
+    assert not again.is_over, "that was the episode of the first one"
+    asked = of.rig.reset_requests()[-1]
+    assert (asked.seed, dict(asked.params)) == asked_for
+    of.rig.reset_done()
+    of.serve()
+    assert again.error is None
+
+
+def test_a_reset_without_wishes_that_nobody_awaits_is_joined() -> None:
+    of = leases()
+    tenancy = of.begun()
+    call = of.call(tenancy, "reset")
+    of.slots.abandon(tenancy, call)
+    again = of.call(tenancy, "reset")
+    of.rig.reset_done()
+    of.serve()
+    assert again.is_over
+    assert again.error is None
+
+
+def test_a_call_that_its_user_could_not_abandon_is_abandoned_with_the_next() -> None:
+    """A second interrupt has come before the first one was seen to."""
+    of = leases()
+    tenancy = of.begun()
+    of.step(tenancy)
+    assert isinstance(of.step(tenancy).error, EnvNotReadyError)
+    of.call(tenancy, "reset")
+    of.rig.stepped()
+    of.rig.reset_done()
+    of.serve()
+    slots = of.rig.supervisor.statistics.of_slots
+    assert (slots.actions, slots.timesteps, slots.cancelled) == (1, 0, 1)
+
+
 @pytest.mark.parametrize(("own_s", "ends_after_s"), [(None, 5.0), (30.0, 5.0), (2.0, 2.0)])
 def test_the_step_of_a_lease_that_has_ended_is_bounded(
     own_s: float | None, ends_after_s: float
