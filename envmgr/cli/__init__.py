@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from envmgr.cli.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, discard_output, say
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "INTERRUPTED", "main"]
 
@@ -70,6 +70,6 @@ def _run(argv: Sequence[str] | None) -> int:
         return BAD_INPUT
     except EnvManagerError as error:
         lists_keys = isinstance(error, UnknownKeyError)  # in lines
-        click.echo(f"envmgr: error: {error if lists_keys else error_text(error)}", err=True)
+        say(f"envmgr: error: {error if lists_keys else error_text(error)}", err=True)
         is_bad = isinstance(error, (ConfigError, MissingDependencyError, UnreadableRunError))
         return BAD_INPUT if is_bad else FAILED

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.exit_codes import DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.exit_codes import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    OutputGoneError,
+    discard_output,
+    last_words,
+    printing,
+)
 from envmgr.cli.figures import versions
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, env_name, goal_of
@@ -85,15 +92,17 @@ class Attempt(ABC):
         )
         with logging_to(logs):
             try:
-                self._announce()
+                with printing():
+                    self._announce()
                 with self._manager:
                     logs.launching = False
                     self._work(progress)
-            except (KeyboardInterrupt, BrokenPipeError) as error:
+            except (KeyboardInterrupt, OutputGoneError) as error:
                 self._interrupted(error)
-            except (ConfigError, MissingDependencyError):
-                raise
             except Exception as error:
+                is_bad_input = isinstance(error, (ConfigError, MissingDependencyError))
+                if is_bad_input and not self._has_begun:
+                    raise
                 self._ending = Ending.FAILED
                 self._error = self._failure_text(error)
             finally:
@@ -177,11 +186,8 @@ class Attempt(ABC):
 
     def _show(self, show: Callable[[Console], None]) -> None:
         """Print figures, if anybody reads them."""
-        try:
+        with last_words():
             show(wide_console())
-            sys.stdout.flush()
-        except (BrokenPipeError, SystemExit):  # rich exits where nobody reads any more
-            discard_output()
 
     def _not_written(self, what: str, error: OSError) -> None:
         """Take note that the run failed at its end, if it had not before."""
@@ -189,11 +195,11 @@ class Attempt(ABC):
         self._error = self._error or f"{what} cannot be written: {error}"
 
     def _interrupted(self, error: BaseException) -> None:
-        if not self._has_begun and not isinstance(error, BrokenPipeError):
+        if not self._has_begun and not isinstance(error, OutputGoneError):
             raise KeyboardInterrupt
         self._ending = Ending.INTERRUPTED
         self._error = f"interrupted by {self._interruption.name}"
-        if isinstance(error, BrokenPipeError):
+        if isinstance(error, OutputGoneError):
             self._error = "interrupted, because what read the output has gone"
             discard_output()
 
@@ -201,5 +207,6 @@ class Attempt(ABC):
         """Return what went wrong; print the traceback unless an env or the config is to blame."""
         if isinstance(error, EnvManagerError):
             return error_text(error)
-        traceback.print_exception(error)  # of the policy's code, or a defect of ours
+        with last_words():
+            traceback.print_exception(error)  # of the policy's code, or a defect of ours
         return f"{type(error).__name__}: {error}"

@@ -7,10 +7,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from envmgr.cli.attempt import CODES, Attempt
-from envmgr.cli.exit_codes import FAILED
+from envmgr.cli.exit_codes import FAILED, say
 from envmgr.cli.figures import try_to_write, write_json
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, manager_of
@@ -202,17 +200,17 @@ class _ChaosRun(Attempt):
     def _report(self) -> int:
         """Print the figures, write them if asked to, and return the exit code."""
         if self._loop is None or self._saboteur is None:
-            click.echo(f"envmgr: error: {self._error}", err=True)
+            say(f"envmgr: error: {self._error}", err=True)
             return FAILED
         report, saboteur = self._loop.settle(), self._saboteur
         figures = self._summary(report, saboteur)
         self._show(lambda console: self._print(console, report, saboteur))
         self._write(figures)
         for finding in report.findings:
-            click.echo(f"envmgr: {finding}", err=True)
+            say(f"envmgr: {finding}", err=True)
         if self._error is not None:
             prefix = "error: " if self._ending is Ending.FAILED else ""
-            click.echo(f"envmgr: {prefix}{self._error}; the figures are those until then", err=True)
+            say(f"envmgr: {prefix}{self._error}; the figures are those until then", err=True)
         return CODES[self._ending] if report.is_clean else FAILED
 
     def _summary(self, report: LedgerReport, saboteur: Saboteur) -> dict[str, Any]:

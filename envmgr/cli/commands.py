@@ -333,7 +333,8 @@ def tune(**options: Any) -> int:
     table, and CONFIG with the best setting in it. Run it while the machine does what it will do
     while training.
 
-    Exit codes: 0 done, 1 the env cannot be run, 2 bad input, 130 interrupted.
+    Exit codes: 0 done, 1 the env cannot be run or the tuned config not be written, 2 bad input, 130
+    interrupted.
     """
     from envmgr.cli.tune import execute
 

@@ -5,8 +5,49 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+class OutputGoneError(Exception):
+    """What read the output has gone, as `| head` does when it has seen enough."""
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+    """Print how a run gets on. Where that cannot be shown, the run goes on all the same.
+
+    Raises:
+        OutputGoneError: what read it has gone.
+    """
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise OutputGoneError from error
+    except (OSError, UnicodeError):
+        pass  # a full disk, a terminal that has gone, or one without such characters
+
+
+@contextlib.contextmanager
+def last_words() -> Iterator[None]:
+    """Print how a run has ended, if anybody reads it: that does not change how it did."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (OSError, UnicodeError, SystemExit):  # rich exits where nobody reads any more
+        discard_output()
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line of the last words of a run.
+
+    Args:
+        line: what to print.
+        err: on stderr.
+    """
+    with last_words():
+        print(line, file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def discard_output() -> None:

@@ -46,14 +46,16 @@ def write_figures(path: str | None, figures: Mapping[str, Any]) -> None:
 
 
 def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
-    """Write figures; None writes nothing, `-` to stdout.
+    """Write figures; None writes nothing, `-` to stdout. What is not finite is null there.
 
     Raises:
         OSError: they cannot be written.
     """
     if path is None:
         return
-    text = json.dumps(figures, indent=2) + "\n"
+    # Python reads and writes Infinity and NaN, which are no JSON.
+    finite = json.loads(json.dumps(figures), parse_constant=lambda name: None)
+    text = json.dumps(finite, indent=2, allow_nan=False) + "\n"
     if path == STDOUT:
         sys.stdout.write(text)
         return

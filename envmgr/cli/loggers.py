@@ -16,6 +16,7 @@ from envmgr.collect import Collector
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.optional_packages import imported
+from envmgr.reporting.files import METRICS
 
 EVERY_S = 10.0
 """How often figures are written; and once at the end."""
@@ -58,7 +59,7 @@ class CsvLogger(Logger):
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Open the file."""
         self._file = open(  # noqa: SIM115 - until `close`
-            folder / "metrics.csv",
+            folder / METRICS,
             "a" if self.goes_on else "w",
             encoding="utf-8",
             newline="",

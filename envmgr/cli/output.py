@@ -18,7 +18,16 @@ from typing import Any
 from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
 from envmgr.observing.status_boards import PROCESS, process_facts
-from envmgr.reporting.files import CONFIG, EPISODES, FIGURES, PAGE, SAMPLES, SUMMARY
+from envmgr.reporting.files import (
+    CONFIG,
+    EPISODES,
+    FIGURES,
+    METRICS,
+    PAGE,
+    RUN,
+    SAMPLES,
+    SUMMARY,
+)
 from envmgr.whole_files import write_whole
 
 fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl")
@@ -26,18 +35,16 @@ fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl
 LOCK = "run.lock"
 """Name of the file that is there, and locked, as long as the run goes on."""
 
-RUN = "run.json"
-"""Name of the file that says when a run was begun and resumed; see `envmgr.cli.resume`."""
-
-RESULTS = (EPISODES, CONFIG, SUMMARY, SAMPLES, PAGE, FIGURES, RUN)
+RESULTS = (EPISODES, CONFIG, SUMMARY, SAMPLES, METRICS, PAGE, FIGURES, RUN)
 """What a run leaves behind. As long as it goes on, `PROCESS` and the lock are there too."""
 
 
 class RunFolder:
     """The folder that holds the results of one run.
 
-    `prepare` makes sure, before anything starts, that results can be written there; `begin` writes
-    the config and opens the list of episodes; `end` writes the summary.
+    `prepare` makes sure, before anything starts, that results can be written there, and locks the
+    folder against other writers; `begin` writes the config and opens the list of episodes; `end`
+    writes the summary; `close` and `discard` end the lock.
 
     Args:
         path: the folder; need not exist.
@@ -61,14 +68,14 @@ class RunFolder:
         self._episodes: io.FileIO | None = None
 
     def prepare(self) -> None:
-        """Make the folder and check that it can take the results.
+        """Make the folder, lock it, and check that it can take the results.
 
         Raises:
-            ConfigError: it holds results and `force` is off, or cannot be made or written.
+            ConfigError: it holds results and `force` is off, another run goes on there, or it
+                cannot be made or written.
         """
         try:
             self._make()
-            held = [name for name in RESULTS if os.path.lexists(self.path / name)]
             with tempfile.TemporaryFile(dir=self.path):
                 pass  # it can be written
         except (OSError, ValueError) as error:  # ValueError: a NUL, or half of a surrogate pair
@@ -77,12 +84,18 @@ class RunFolder:
                 f"the output folder {str(self.path)!r} cannot be written: {_reason(error)}. Name "
                 "another one with --output, or write nothing with --no-output."
             ) from error
-        if held and not self._force:
-            raise ConfigError(
-                f"the output folder {str(self.path)!r} holds the results of another run "
-                f"({', '.join(held)}). Name another folder with --output, or replace them with "
-                "--force."
-            )
+        try:
+            self._lock = locked(self.path)
+            held = [name for name in RESULTS if os.path.lexists(self.path / name)]
+            if held and not self._force:
+                raise ConfigError(
+                    f"the output folder {str(self.path)!r} holds the results of another run "
+                    f"({', '.join(held)}). Name another folder with --output, or replace them with "
+                    "--force."
+                )
+        except BaseException:
+            self.discard()
+            raise
 
     def _make(self) -> None:
         missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
@@ -101,19 +114,16 @@ class RunFolder:
         """Write the config, and open the list of episodes.
 
         Raises:
-            OSError: they cannot be written; another run may have begun in this folder meanwhile.
+            OSError: they cannot be written.
         """
         if self._force:
             for name in RESULTS:
                 (self.path / name).unlink(missing_ok=True)
-        # Exclusively: of two runs that begin here at once, one fails. And unbuffered: a line is
-        # with the system as soon as it is written, whatever becomes of this process.
+        # Exclusively: of two runs of this process, which the lock lets in, one fails. Unbuffered: a
+        # line is with the system as soon as it is written, whatever becomes of this process.
         self._episodes = io.FileIO(self.path / EPISODES, "x")
         self._begun = True
-        self._written = [self.path / name for name in (EPISODES, CONFIG, SAMPLES, RUN)]
-        self._lock = RunLock(self.path)
-        if not self._lock.take():
-            raise FileExistsError(errno.EEXIST, "another run goes on here", str(self.path))
+        self._written = [self.path / name for name in RESULTS]
         write_whole(self.path / CONFIG, config_yaml.encode())
         self._write_facts(self._facts)
         self._write_process()
@@ -145,6 +155,7 @@ class RunFolder:
         Raises:
             OSError: it cannot be written.
         """
+        self._written = []  # they are kept from here on, whatever else fails
         if self._episodes is not None:
             os.fsync(self._episodes.fileno())
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
@@ -233,3 +244,35 @@ class RunLock:
                 self._path.unlink()
             self._file.close()
             self._file = None
+
+
+def locked(path: Path) -> RunLock:
+    """Lock the folder of a run against other writers.
+
+    Args:
+        path: of the folder.
+
+    Raises:
+        ConfigError: another process writes there, or the folder cannot be written.
+    """
+    lock = RunLock(path)
+    try:
+        is_ours = lock.take()
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {str(path)!r} cannot be written: {error.strerror}. Nothing was changed."
+        ) from error
+    if not is_ours:
+        raise ConfigError(
+            f"the run in {str(path)!r} is still going on{_process_of(path)}. End it first (Ctrl-C "
+            "keeps what it has collected), or wait until it is done."
+        )
+    return lock
+
+
+def _process_of(path: Path) -> str:
+    try:
+        facts = json.loads((path / PROCESS).read_bytes()[:4096])
+        return f", as process {int(facts['pid'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

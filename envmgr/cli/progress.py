@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from envmgr.cli.exit_codes import printing
 from envmgr.cli.texts import place_text, states_text, wide_console
 from envmgr.errors import EnvFailure, FailuresExhaustedError
 from envmgr.texts import counted, number
@@ -138,7 +139,8 @@ class PlainProgress(Progress):
             return
         self._next_line = now + LINE_EVERY_S
         figures = "  ".join(self._figures(self._collector, now))
-        print(f"{now - self._began:6.1f} s  {figures}", flush=True)
+        with printing():
+            print(f"{now - self._began:6.1f} s  {figures}", flush=True)
 
     def log(self, line: str) -> None:
         """Print a line to stderr."""
@@ -167,18 +169,24 @@ class LiveProgress(Progress):
     def start(self, collector: Collector) -> None:
         """Begin to show the display."""
         super().start(collector)
-        self._live.start()
+        with printing():
+            self._live.start()
 
     def tick(self) -> None:
         """Nothing to do: the thread looks for itself."""
 
     def log(self, line: str) -> None:
         """Print a line above the display."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True, style="yellow")
+        encoding = self._console.encoding
+        # The console would try to write what it cannot encode again and again.
+        line = line.encode(encoding, "backslashreplace").decode(encoding)
+        with contextlib.suppress(OSError, ValueError):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True, style="yellow")
 
     def stop(self) -> None:
         """Remove the display."""
-        self._live.stop()
+        with contextlib.suppress(Exception):  # whatever it makes of a terminal that has gone
+            self._live.stop()
         super().stop()
 
     def _render(self) -> RenderableType:

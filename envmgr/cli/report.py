@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envmgr.cli.output import RESULTS
 from envmgr.errors import ConfigError
+from envmgr.observing.status_boards import PROCESS
 from envmgr.reporting.comparison import comparison_of, comparison_page
 from envmgr.reporting.figures import figures_of
-from envmgr.reporting.files import FIGURES, PAGE
+from envmgr.reporting.files import EPISODES, FIGURES, PAGE
 from envmgr.reporting.folder import read_run
 from envmgr.reporting.page import page_of
 from envmgr.reporting.pictures import pictures_in
 from envmgr.whole_files import write_whole
 
 COMPARISON = "comparison.html"
+
+_OF_THE_RUN = {*RESULTS, PROCESS} - {PAGE, FIGURES}
+"""What a report does not replace in the folder of a run."""
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -28,6 +34,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
     Raises:
         UnreadableRunError: nothing can be read of it.
+        ConfigError: it would replace what it reports on.
         OSError: it cannot be written.
     """
     run = read_run(folder)
@@ -35,12 +42,29 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     is_log = folder.is_file()
     if out is None:
         out = folder.with_suffix(Path(PAGE).suffix) if is_log else folder / PAGE
-    return _write(out, page_of(figures, [] if is_log else pictures_in(folder)), figures)
+    pictures = [] if is_log else pictures_in(folder, run.began_s)
+    return _write(out, page_of(figures, pictures), figures, [folder])
 
 
-def _write(page: Path, text: str, figures: Mapping[str, Any]) -> Path:
-    data = json.dumps(figures, allow_nan=False).encode()
-    write_whole(page.with_suffix(Path(FIGURES).suffix), data)
+def _write(
+    page: Path, text: str, figures: Mapping[str, Any], runs: Sequence[str | os.PathLike[str]]
+) -> Path:
+    suffix = Path(FIGURES).suffix
+    if page.is_dir() or page.suffix.lower() == suffix:
+        why = "is a folder" if page.is_dir() else "is where the figures go, beside the page"
+        raise ConfigError(
+            f"the report cannot be {str(page)!r}, which {why}. Name another file with --out, such "
+            "as compared.html."
+        )
+    beside = page.with_suffix(suffix)
+    for path in (page, beside):
+        is_of_a_run = path.name in _OF_THE_RUN and (path.parent / EPISODES).exists()
+        if path.exists() and (is_of_a_run or any(path.samefile(run) for run in runs)):
+            raise ConfigError(
+                f"the report, {str(page)!r} with its figures in {str(beside)!r}, would replace "
+                f"{str(path)!r}, which a run has written. Name another file with --out."
+            )
+    write_whole(beside, json.dumps(figures, allow_nan=False).encode())
     write_whole(page, text.encode())
     return page
 
@@ -54,13 +78,13 @@ def execute(folders: Sequence[str], out: str | None) -> Path:
 
     Raises:
         UnreadableRunError: nothing can be read of one of them.
-        ConfigError: the report cannot be written.
+        ConfigError: the report cannot be written, or would replace what it reports on.
     """
     try:
         if len(folders) == 1:
             return write_report(Path(folders[0]), None if out is None else Path(out))
         figures = comparison_of([figures_of(read_run(folder)) for folder in folders])
-        return _write(Path(out or COMPARISON), comparison_page(figures), figures)
+        return _write(Path(out or COMPARISON), comparison_page(figures), figures, folders)
     except OSError as error:
         raise ConfigError(
             f"the report cannot be written: {error}. Name another place with --out."

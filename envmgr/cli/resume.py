@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from envmgr.cli.output import RUN, RunFolder, RunLock
+from envmgr.cli.output import RunFolder, locked
 from envmgr.collect import CollectStatistics, EpisodeRecord
 from envmgr.config import to_plain
 from envmgr.config.allow_list import LISTS
@@ -33,12 +33,12 @@ from envmgr.config.imports import left_behind
 from envmgr.config.sections import CollectConfig
 from envmgr.config_file import ResolvedConfig, read_config_file
 from envmgr.errors import ConfigError, UnreadableRunError
-from envmgr.observing.status_boards import PROCESS
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,
     FIGURES,
     PAGE,
+    RUN,
     SAMPLES,
     SUMMARY,
     Count,
@@ -224,7 +224,7 @@ class ResumedFolder(RunFolder):
             ConfigError: the run is complete, or goes on; or the folder cannot be written.
         """
         refuse_no_run(self.path)
-        self._lock = _locked(self.path)
+        self._lock = locked(self.path)
         try:
             self.earlier = read_earlier(self.path)
         except BaseException:
@@ -305,30 +305,6 @@ def refuse_no_run(path: Path) -> None:
             f"the run in {where!r} is complete, so there is nothing to resume. To collect more, "
             f"begin another run: envmgr run {path / CONFIG} --steps N"
         )
-
-
-def _locked(path: Path) -> RunLock:
-    lock = RunLock(path)
-    try:
-        is_ours = lock.take()
-    except OSError as error:
-        raise ConfigError(
-            f"the folder {str(path)!r} cannot be written: {error.strerror}. Nothing was changed."
-        ) from error
-    if not is_ours:
-        raise ConfigError(
-            f"the run in {str(path)!r} is still going on{_process_of(path)}. End it first (Ctrl-C "
-            "keeps what it has collected), or wait until it is done."
-        )
-    return lock
-
-
-def _process_of(path: Path) -> str:
-    try:
-        facts = json.loads((path / PROCESS).read_bytes()[:4096])
-        return f", as process {int(facts['pid'])}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
 
 
 def _open_at(path: Path, end: int) -> io.FileIO:

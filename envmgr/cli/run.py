@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import click
 import msgspec
 
 from envmgr.cli.attempt import CODES, Attempt
+from envmgr.cli.exit_codes import say
 from envmgr.cli.figures import versions
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.loggers import Loggers
@@ -31,7 +32,7 @@ from envmgr.cli.resume import (
 from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.texts import episodes_text, raised_by_envs, stacks_in
-from envmgr.collect import Collector
+from envmgr.collect import Collector, EpisodeRecord
 from envmgr.config import to_plain
 from envmgr.config.origins import Source
 from envmgr.config_file import ResolvedConfig, read_config_file, to_yaml
@@ -92,6 +93,19 @@ def _measured(options: RunOptions) -> ResolvedConfig:
     if options.write and origin is not None and origin.source is Source.DEFAULT:
         resolved.values.manager.metrics = {"port": None}
     return resolved
+
+
+@contextlib.contextmanager
+def _writing_results() -> Iterator[None]:
+    """Write results: not everything that the system refuses during a run is theirs.
+
+    Raises:
+        EnvManagerError: they cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise EnvManagerError(f"the results cannot be written: {error}") from error
 
 
 class _Run(Attempt):
@@ -159,32 +173,34 @@ class _Run(Attempt):
     def _work(self, progress: Progress) -> None:
         manager, values = self._manager, self._resolved.values
         policy = self._make_policy()
-        if self.folder is not None:
-            self.folder.begin(self._config_text())
-            self.loggers.begin(self.folder.path, to_plain(values), goes_on=self.folder.resumed > 0)
-        on_episode = None if self.folder is None else self.folder.add
         earlier = self._earlier
+        if self.folder is not None:
+            with _writing_results():
+                self.folder.begin(self._config_text())
+                self.loggers.begin(self.folder.path, to_plain(values), goes_on=earlier is not None)
         if earlier is not None:
             progress.failures_before = self.loggers.failures_before = earlier.failures.count
         collector = Collector(
             manager,
             policy,
-            on_episode=on_episode,
+            on_episode=self._add,
             keep_episodes=False,
             statistics=None if earlier is None else earlier.statistics,
         )
         meter = UsageMeter(manager, self._resolved, collector.statistics)
         path = None if self.folder is None else self.folder.path
         sample = None if earlier is None else earlier.sample
-        self._samples = Samples(path, collector, manager, sample)
+        with _writing_results():
+            self._samples = Samples(path, collector, manager, sample, goes_on=earlier is not None)
         try:
             self._collect(collector, progress)
             self._advice = meter.advice(collector.statistics)
             self._check_goal(collector)
         finally:
             self._states = manager.stats()["states"]  # before they are closed
-            self._samples.end()
-            self._end_loggers(collector)
+            with _writing_results():
+                self._samples.end()
+                self._end_loggers(collector)
             if self._interruption.requested:
                 limit_s = values.manager.close_timeout
                 progress.log(
@@ -195,7 +211,13 @@ class _Run(Attempt):
         progress.tick()
         self._samples.tick()
         if self.loggers.are_wanted:
-            self.loggers.tick(collector, self._manager)
+            with _writing_results():
+                self.loggers.tick(collector, self._manager)
+
+    def _add(self, record: EpisodeRecord) -> None:
+        if self.folder is not None:
+            with _writing_results():
+                self.folder.add(record)
 
     def _end_loggers(self, collector: Collector) -> None:
         try:
@@ -225,12 +247,10 @@ class _Run(Attempt):
     # -- the end ----------------------------------------------------------------------------
 
     def _failure_text(self, error: Exception) -> str:
-        if isinstance(error, OSError) and not isinstance(error, EnvManagerError):
-            return f"the results cannot be written: {error}"
         text = super()._failure_text(error)
         if self._run_options.traceback:
             for stacks in stacks_in(error)[:_MOST_STACKS]:
-                click.echo(stacks, err=True)
+                say(stacks, err=True)
         elif raised_by_envs(error):
             text += " (--traceback shows where in the env's code.)"
         return text
@@ -257,15 +277,15 @@ class _Run(Attempt):
         if self._steps:
             self._show(lambda to: print_summary(to, summary, title=self.title, where=where))
         if self._advice:
-            click.echo(f"envmgr: {self._advice} (`envmgr tune` measures it)")
+            say(f"envmgr: {self._advice} (`envmgr tune` measures it)")
         if self._ending is Ending.INTERRUPTED:
-            click.echo(f"envmgr: {self._error}; {self._kept(where)}", err=True)
+            say(f"envmgr: {self._error}; {self._kept(where)}", err=True)
             if where is not None and math.isinf(self._resolved.values.manager.episode_num):
                 command = resuming_command(Path(where), self._run_options.allowed)
-                click.echo(f"envmgr: to go on: {command}", err=True)
+                say(f"envmgr: to go on: {command}", err=True)
         elif self._ending is Ending.FAILED:
-            click.echo(f"envmgr: error: {self._error}", err=True)
-            click.echo(f"envmgr: the run failed; {self._kept(where)}", err=True)
+            say(f"envmgr: error: {self._error}", err=True)
+            say(f"envmgr: the run failed; {self._kept(where)}", err=True)
         return CODES[self._ending]
 
     def _write(self, summary: dict[str, Any]) -> str | None:
@@ -290,7 +310,7 @@ class _Run(Attempt):
             write_report(folder.path)
         except Exception as error:
             again = f"`envmgr report {shlex.quote(str(folder.path))}` makes it"
-            click.echo(f"envmgr: there is no report: {error!r}; {again}", err=True)
+            say(f"envmgr: there is no report: {error!r}; {again}", err=True)
 
     def _kept(self, where: str | None) -> str:
         earlier = self._earlier

@@ -34,7 +34,9 @@ class Samples:
         folder: of the run; None writes nothing.
         collector: of the run.
         manager: launched.
-        before: the latest sample of a run that is resumed, of which the counts go on.
+        before: the latest sample of a run that is resumed, of which the counts go on; None if
+            there is none.
+        goes_on: whether the run is resumed, so that the file is there already.
 
     Raises:
         OSError: nothing can be written.
@@ -46,11 +48,13 @@ class Samples:
         collector: Collector,
         manager: EnvManager,
         before: Sample | None = None,
+        *,
+        goes_on: bool = False,
     ) -> None:
         self._collector, self._manager = collector, manager
         self._file = None
         if folder is not None:
-            self._file = io.FileIO(folder / SAMPLES, "x" if before is None else "a")
+            self._file = io.FileIO(folder / SAMPLES, "a" if goes_on else "x")
         self._usage = _WorkersUsage()
         self._before = before
         # Timesteps of episodes that a kill cut off took their time, too, though they do not count.

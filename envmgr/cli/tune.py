@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from envmgr.config import to_plain
 from envmgr.config.checks import show_value
 from envmgr.config.yaml_text import load_yaml
 from envmgr.config_file import ResolvedConfig, resolve_config
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.texts import counted, short_time
@@ -28,6 +29,7 @@ from envmgr.tuning.measuring import Act, PolicyOf
 from envmgr.tuning.tune import Row, Tuned, tune
 from envmgr.tuning.yaml_edit import edited
 from envmgr.types import EnvFactory
+from envmgr.whole_files import write_whole
 
 _AHEAD = 1.1
 """How much faster envs without workers have to be to be worth a sentence."""
@@ -58,28 +60,28 @@ def execute(
 
     Raises:
         ConfigError: nothing was run.
-        EnvManagerError: the env cannot be built and stepped.
+        EnvManagerError: the env cannot be built and stepped; or the tuned config cannot be written
+            after all, and is printed.
     """
     resolved = resolve_config(config, set=overrides, **allowed)
     factories = factories_of(resolved, "`envmgr tune` runs them in several ways")
     for kind in listed(kinds):
         ENV_MANAGER_REGISTRY.get(kind)  # raises, and names the nearest
-    if out is not None and os.path.exists(out) and not force:
-        raise ConfigError(
-            f"{out!r} is there already, and is not replaced. Name another file with --out, "
-            "or give --force."
-        )
+    if out is not None:
+        _try_to_write(out, force=force)
     try_to_write(json_file)
     shows = json_file != STDOUT
     tuned = _tuned(resolved, factories, seconds, listed(kinds), shows)
     text = _tuned_text(config, overrides, tuned)
     if shows:
         _print(tuned)
-    if out is not None:
-        _write(out, text)
+    unwritten = None if out is None else _written(out, text)
     if shows:
-        click.echo(f"\n{text}" if out is None else f"The tuned config is in {out}.\n", nl=False)
+        is_there = out is not None and unwritten is None
+        click.echo(f"The tuned config is in {out}.\n" if is_there else f"\n{text}", nl=False)
     write_figures(json_file, {**as_figures(tuned), "env": env_name(resolved), "config": text})
+    if unwritten is not None:
+        raise EnvManagerError(f"the tuned config cannot be written to {out!r}: {unwritten}")
     return DONE
 
 
@@ -253,11 +255,45 @@ def _tuned_text(config: str, overrides: Sequence[str], tuned: Tuned) -> str:
     return edited(text, changes, notes)
 
 
-def _write(path: str, text: str) -> None:
+def _try_to_write(path: str, *, force: bool) -> None:
+    """Find out before the tuning whether the tuned config can be written.
+
+    Raises:
+        ConfigError: it cannot, or the file is there and `force` is off.
+    """
+    if os.path.exists(path) and not force:
+        raise ConfigError(
+            f"{path!r} is there already, and is not replaced. Name another file with --out, "
+            "or give --force."
+        )
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        if os.path.isdir(path):
+            raise IsADirectoryError("it is a folder")
+        if _is_replaced(path):
+            with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
+                pass
     except OSError as error:
-        raise ConfigError(f"the tuned config cannot be written to {path!r}: {error}") from error
+        raise ConfigError(
+            f"the tuned config cannot be written to {path!r}: {error}. Name another file with "
+            "--out."
+        ) from error
+
+
+def _is_replaced(path: str) -> bool:
+    """Whether a file takes the place of what is there; not of `/dev/stdout`, or of a pipe."""
+    return os.path.isfile(os.path.realpath(path)) or not os.path.exists(path)
+
+
+def _written(path: str, text: str) -> OSError | None:
+    """Write the tuned config; return why it cannot be written."""
+    try:
+        if _is_replaced(path):
+            write_whole(os.path.realpath(path), text.encode())
+        else:
+            Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        return error
+    return None
 
 
 def _rate(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +15,10 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 EPISODES, CONFIG, SUMMARY = "episodes.jsonl", "config.yaml", "summary.json"
 SAMPLES, VIDEOS = "samples.jsonl", "videos"
 PAGE, FIGURES = "report.html", "report.json"
+METRICS = "metrics.csv"
+
+RUN = "run.json"
+"""Name of the file that says when a run was begun and resumed; see `envmgr.cli.resume`."""
 
 
 class Sample(msgspec.Struct, gc=False, frozen=True):
@@ -121,6 +126,16 @@ class Stats(msgspec.Struct):
     renewals: Count = 0
     recycled: Count = 0
     latency: dict[str, Latency] = {}
+
+
+class Began(msgspec.Struct):
+    """What a report takes from `run.json`.
+
+    Attributes:
+        began_at: when the run was begun; whole seconds, rounded down.
+    """
+
+    began_at: datetime
 
 
 Spread = dict[str, float | list[float | None] | None]

@@ -5,6 +5,7 @@ Also an episode log, which is all that there is of a run that `envmgr run` has n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -23,8 +24,10 @@ from envmgr.observing.status_boards import PROCESS
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,
+    RUN,
     SAMPLES,
     SUMMARY,
+    Began,
     Episode,
     LogLine,
     Sample,
@@ -45,7 +48,7 @@ _LARGEST_CONFIG = 1 << 17
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _Line = TypeVar("_Line", Episode, Sample, LogLine)
-_Kind = TypeVar("_Kind", Episode, Sample, LogLine, Summary)
+_Kind = TypeVar("_Kind", Episode, Sample, LogLine, Summary, Began)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Run:
         goes_on: it has not ended, or was killed.
         summary: None if there is none.
         config: likewise.
+        began_s: when it was begun, in whole seconds since 1970; None if that is not known.
         samples: in their order.
         failures: the first `MOST_FAILURES` of those that ended episodes.
         env_ids, lengths, returns, ended_s, abnormal: of the episodes, in their order.
@@ -88,6 +92,7 @@ class Run:
     goes_on: bool = False
     summary: Summary | None = None
     config: str | None = None
+    began_s: float | None = None
     samples: list[Sample] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)
     env_ids: array[int] = field(default_factory=lambda: array("q"))
@@ -158,6 +163,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     run.samples += _lines(run, SAMPLES, Sample)
     _read_summary(run)
     _read_config(run)
+    _read_began(run)
     if run.summary is None and not run.ended_s and run.unread and not run.samples:
         raise UnreadableRunError(
             f"nothing can be read of the run in {str(folder)!r}: {'; '.join(run.unread)}"
@@ -293,3 +299,13 @@ def _read_config(run: Run) -> None:
     run.config = data[:_LARGEST_CONFIG].decode(errors="replace")
     if len(data) > _LARGEST_CONFIG:
         run.unread.append(f"{CONFIG} is larger than {_LARGEST_CONFIG:,} bytes: its begin is shown")
+
+
+def _read_began(run: Run) -> None:
+    # OverflowError: a year that the system has no seconds for. Nothing but pictures depends on it.
+    with (
+        contextlib.suppress(OSError, OverflowError, *_UNREADABLE),
+        _opened(run.path / RUN) as file,
+    ):
+        decoder = msgspec.json.Decoder(Began)
+        run.began_s = _decoded(decoder, file.read(_LARGEST_FILE)).began_at.timestamp()

@@ -31,10 +31,15 @@ class Picture:
     data: str
 
 
-def pictures_in(folder: Path) -> list[Picture]:
+def pictures_in(folder: Path, since_s: float | None = None) -> list[Picture]:
     """Return the newest videos and images in a folder, with as many of them as the page can hold.
 
     Folders and files that are links are passed over: what is shown is what the run has written.
+
+    Args:
+        folder: of the run.
+        since_s: when the run was begun, in seconds since 1970, rounded down; what is older is of
+            another one. None shows all.
     """
     found: list[tuple[float, Path]] = []
     n = 0
@@ -43,7 +48,9 @@ def pictures_in(folder: Path) -> list[Picture]:
             n += 1
             path = Path(root, name)
             if path.suffix.lower() in KINDS and not path.is_symlink() and path.is_file():
-                found.append((path.stat().st_mtime, path))
+                changed_s = path.stat().st_mtime
+                if since_s is None or changed_s >= since_s:
+                    found.append((changed_s, path))
         if n > _MOST_LOOKED_AT:
             break
     left, pictures = MOST_BYTES, []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -63,6 +65,23 @@ def broken(observation_space, action_space, seed):
     return lambda obs: 1 / 0
 
 
+class TellsItsServer:
+    """Its server goes away before the third step."""
+
+    def __init__(self, observation_space, action_space, seed):
+        self.n = 0
+
+    def __call__(self, obs):
+        self.n += 1
+        if self.n == 3:
+            raise BrokenPipeError(32, "the server has gone")
+        return dict.fromkeys(obs, 0)
+
+
+def opens_its_weights(observation_space, action_space, seed):
+    return lambda obs: open("weights.bin")
+
+
 def loads(observation_space, action_space, seed):
     raise RuntimeError("no weights")
 
@@ -72,6 +91,25 @@ def takes_one(obs):
 '''
 
 
+REWARDED = """
+import gymnasium
+import numpy as np
+
+
+class Rewarded(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(99)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.n = 0
+        return 0, {}
+
+    def step(self, action):
+        self.n, self.steps = self.n + 1, self.steps + 1
+        reward = np.ones(2) if self.steps == 50 else 1.0
+        return self.n, reward, self.n == 5, False, {}
+"""
 SHOWN = """
 import gymnasium
 import numpy as np
@@ -132,6 +170,21 @@ def episodes_in(folder: Path) -> list[dict[str, Any]]:
 def summary_in(folder: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return summary
+
+
+@contextlib.contextmanager
+def locked_elsewhere(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, as a run in another process does."""
+    code = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(folder / "run.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"\n"
+        yield
+        other.communicate()
 
 
 FAULTY = ("--set", "env.id=null", "--set", "env.entry=cli_users_module:FaultyEnv")
@@ -216,6 +269,39 @@ class TestRun:
         assert summary_in(tmp_path / "out")["steps"] == 200
         assert envmgr("run", "c.yaml", "--output", "out", "--steps", 10, "--force").code == 0
         assert summary_in(tmp_path / "out")["steps"] == 10
+
+    def test_force_replaces_figures_and_videos_of_another_run(
+        self, envmgr: Run, tmp_path: Path
+    ) -> None:
+        assert envmgr("run", "c.yaml", "--set=collect.loggers=[csv]", "--output", "out").code == 0
+        assert (tmp_path / "out/metrics.csv").exists()
+        picture = tmp_path / "out/old.png"
+        picture.write_bytes(b"\x89PNG\r\n\x1a\n")
+        assert envmgr("report", "out").code == 0
+        assert "old.png" in (tmp_path / "out/report.html").read_text()
+        os.utime(picture, (1e9, 1e9))
+        assert envmgr("run", "c.yaml", "--output", "out", "--force").code == 0
+        assert not (tmp_path / "out/metrics.csv").exists()
+        assert "old.png" not in (tmp_path / "out/report.html").read_text()
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other/metrics.csv").touch()
+        assert "(metrics.csv)" in envmgr("run", "c.yaml", "--output", "other").err
+
+    @pytest.mark.parametrize("force", [(), ("--force",)])
+    def test_leaves_a_run_alone_that_goes_on(
+        self, envmgr: Run, tmp_path: Path, force: tuple[str, ...]
+    ) -> None:
+        out = tmp_path / "out"
+        assert envmgr("run", "c.yaml", "--output", "out").code == 0
+        (out / "process.json").write_text('{"pid": 4711}')
+        with locked_elsewhere(out):
+            before = {path.name: path.read_bytes() for path in out.iterdir()}
+            refused = envmgr("run", "c.yaml", "--output", "out", *force)
+            assert refused.code == 2
+            assert "the run in 'out' is still going on, as process 4711" in refused.err
+            assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+        assert envmgr("run", "c.yaml", "--output", "out", "--force").code == 0
+        assert not (out / "run.lock").exists()
 
     def test_may_write_nothing(self, envmgr: Run, tmp_path: Path) -> None:
         before = set(tmp_path.iterdir())
@@ -321,6 +407,8 @@ class TestFailures:
             ("only_the_first", "no action for envs [1, 2]"),
             ("broken", "ZeroDivisionError: division by zero"),
             ("loads", "RuntimeError: no weights"),
+            ("TellsItsServer", "BrokenPipeError: [Errno 32] the server has gone"),
+            ("opens_its_weights", "FileNotFoundError: [Errno 2] No such file or directory: 'wei"),
         ],
     )
     def test_of_the_policy(self, envmgr: Run, policy: str, part: str, tmp_path: Path) -> None:
@@ -331,6 +419,20 @@ class TestFailures:
         assert part in summary_in(tmp_path / "out")["error"]
         # where in the user's own code, unless envmgr itself has refused something
         assert ("Traceback" in result.err) == (policy != "only_the_first")
+
+    def test_of_the_config_that_come_late_keep_what_there_is(
+        self, envmgr: Run, tmp_path: Path
+    ) -> None:
+        (tmp_path / "cli_users_module.py").write_text(REWARDED)
+        entry = ("--set", "env.id=null", "--set", "env.entry=cli_users_module:Rewarded")
+        counts = ("--set", "manager.episode_statistics=true")
+        result = envmgr("run", "c.yaml", *entry, *counts, "--output", "out")
+        assert result.code == 1
+        assert "take rewards that are one number" in result.err
+        assert "timesteps had been collected and are kept in out" in result.err
+        assert len(episodes_in(tmp_path / "out")) == 27
+        summary = summary_in(tmp_path / "out")
+        assert (summary["ending"], summary["episodes"]) == ("failed", 27)
 
     def test_of_the_disk(
         self, envmgr: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -459,6 +561,29 @@ class TestResume:
         result = envmgr("run", "--resume", "o", *args)
         assert (result.code, part in result.err) == (2, True)
         assert {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()} == before
+
+    @pytest.mark.parametrize("text", [None, "", '{"elapsed'])
+    def test_without_a_whole_sample(self, envmgr: Run, tmp_path: Path, text: str | None) -> None:
+        assert envmgr("run", "c.yaml", "--episodes", 5, "--output", "o").code == 0
+        cut_off(tmp_path / "o", 2)
+        samples = tmp_path / "o/samples.jsonl"
+        samples.unlink()
+        if text is not None:
+            samples.write_text(text)
+        assert envmgr("run", "--resume", "o").code == 0
+        assert len(episodes_in(tmp_path / "o")) == 5
+        assert json.loads(samples.read_text().splitlines()[0])["steps"] > 0
+
+    def test_of_what_failed_in_its_launch(self, envmgr: Run, tmp_path: Path) -> None:
+        module = tmp_path / "cli_users_module.py"
+        module.write_text(USERS_MODULE.replace("fault=None", "fault='build'"))
+        assert envmgr("run", "c.yaml", *FAULTY, "--episodes", 5, "--output", "o").code == 1
+        assert not (tmp_path / "o/samples.jsonl").exists()
+        module.write_text(USERS_MODULE)
+        sys.modules.pop("cli_users_module")
+        result = envmgr("run", "--resume", "o")
+        assert (result.code, "Traceback" in result.err) == (0, False)
+        assert summary_in(tmp_path / "o")["episodes"] == 5
 
 
 class TestReport:

@@ -423,6 +423,20 @@ class TestPipes:
         assert "what read the output has gone" in cli.process.stderr.read()
         assert cli.check_accounts()["ending"] == "interrupted"
 
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+    @pytest.mark.parametrize(
+        ("policy", "code", "ending"), [("Gated", 0, "done"), ("Absent", 2, "")]
+    )
+    def test_a_full_disk_below_the_output_changes_nothing(
+        self, start: Start, tmp_path: Path, policy: str, code: int, ending: str
+    ) -> None:
+        options = ("--steps", "30", "--set", f"collect.policy=cli_gated:{policy}")
+        with open("/dev/full", "w") as full:
+            cli = start("run", "c.yaml", *options, stdout=full, stderr=full)
+            assert cli.process.wait(PATIENCE_S) == code
+        if ending:
+            assert cli.check_accounts()["ending"] == ending
+
     def test_no_output_at_all(self, tmp_path: Path, start: Start) -> None:
         start().end()  # for the files
         closed = [sys.executable, "-m", "envmgr", "run", "c.yaml", "--steps", "30"]

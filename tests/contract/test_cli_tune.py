@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +158,69 @@ def test_a_setting_whose_steps_return_some_of_the_timesteps_says_so() -> None:
     assert "type: async_subprocess  # kept (tuned, was subprocess: 2.00 x" in _tuned_text(
         "c.yaml", [], tuned
     )
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Nothing is measured; returns what was to be."""
+    asked: list[Any] = []
+
+    def tune(*args: Any, **options: Any) -> Tuned:
+        asked.append(args)
+        now, best = _row("subprocess", None, 1.0), _row("subprocess", 2, 1.5)
+        profile = Profile(Trial(1, 1.0, 0.0, 1, 1, 1.0), (1.0,), (1.0,))
+        changes = changes_of(best.setting, now.setting)
+        return Tuned(profile, None, now.setting, best.setting, (best, now), changes)
+
+    monkeypatch.setattr("envmgr.cli.tune.tune", tune)
+    return asked
+
+
+@pytest.mark.parametrize("out", ["nowhere/t.yaml", "c.yaml/t.yaml", "folder", "dangling.yaml"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_tuned(
+    folder: Path, asked: list[Any], capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    (folder / "folder").mkdir()
+    (folder / "dangling.yaml").symlink_to("nowhere/t.yaml")
+    assert main(["tune", "c.yaml", "--out", out, "--force"]) == 2
+    assert f"cannot be written to '{out}'" in capsys.readouterr().err
+    assert asked == []
+
+
+def test_the_tuned_config_replaces_a_file_and_goes_where_links_lead(
+    folder: Path, asked: list[Any]
+) -> None:
+    (folder / "below").mkdir()
+    (folder / "link.yaml").symlink_to("below/t.yaml")
+    for _ in range(2):
+        assert main(["tune", "c.yaml", "--out", "link.yaml", "--force"]) == 0
+        assert (folder / "link.yaml").is_symlink()
+        assert load_config(folder / "below/t.yaml").manager.num_workers == 2
+    assert [path.name for path in (folder / "below").iterdir()] == ["t.yaml"]
+    reader, writer = os.pipe()
+    assert main(["tune", "c.yaml", "--out", f"/dev/fd/{writer}", "--force"]) == 0
+    os.close(writer)
+    with open(reader) as pipe:
+        assert pipe.read() == (folder / "below/t.yaml").read_text()
+    assert len(asked) == 3
+
+
+def test_a_tuned_config_that_cannot_be_written_after_all_is_printed(
+    folder: Path,
+    asked: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def write_whole(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("envmgr.cli.tune.write_whole", write_whole)
+    assert main(["tune", "c.yaml", "--out", "t.yaml", "--json", "f.json"]) == 1
+    printed = capsys.readouterr()
+    assert "num_workers: 2" in printed.out
+    assert "The tuned config is in" not in printed.out
+    assert "cannot be written to 't.yaml': [Errno 28] No space left" in printed.err
+    assert "num_workers: 2" in json.loads((folder / "f.json").read_text())["config"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.cli.output import RunFolder, default_path
+from envmgr.cli.output import LOCK, RunFolder, default_path
 from envmgr.errors import ConfigError
 from tests.unit.test_collect_records import record_of
 
@@ -39,7 +39,7 @@ class TestAFolder:
         assert names(tmp_path) == {"summary.json"}
 
     def test_is_taken_over_by_force_once_the_run_begins(self, tmp_path: Path) -> None:
-        for name in ("summary.json", "episodes.jsonl", "other.txt"):
+        for name in ("summary.json", "episodes.jsonl", "metrics.csv", "other.txt"):
             (tmp_path / name).write_text("old")
         folder = RunFolder(tmp_path, force=True)
         folder.prepare()
@@ -62,7 +62,10 @@ class TestAFolder:
 
     def test_with_files_of_others_is_fine(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").touch()
-        RunFolder(tmp_path).prepare()
+        folder = RunFolder(tmp_path)
+        folder.prepare()
+        assert names(tmp_path) == {"notes.txt", LOCK}  # from now on it is this run's
+        folder.discard()
         assert names(tmp_path) == {"notes.txt"}
 
     @pytest.mark.parametrize("place", ["file", "file/below"])
@@ -77,6 +80,14 @@ class TestAFolder:
         folder.begin("env: {}\n")
         folder.discard()
         assert names(tmp_path) == set()
+
+    def test_that_has_a_summary_stays_whatever_fails_then(self, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path / "a")
+        folder.prepare()
+        folder.begin("env: {}\n")
+        folder.end({"ending": "done"})
+        folder.discard()
+        assert names(folder.path) == {"episodes.jsonl", "config.yaml", "summary.json", "run.json"}
 
     def test_only_what_it_has_made_goes_away(self, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -11,6 +12,8 @@ import pytest
 import yaml
 from rich.console import Console
 
+from envmgr.cli.exit_codes import OutputGoneError
+from envmgr.cli.figures import STDOUT, write_json
 from envmgr.cli.listing import annotated_yaml
 from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
 from envmgr.cli.summary import Ending, print_summary, summary_of
@@ -282,6 +285,17 @@ class TestLogLines:
         assert len(lines.lines) == 1
 
 
+class Gone(io.StringIO):
+    """A terminal that may go, or a full disk."""
+
+    error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
 class TestProgress:
     def collector(self, n_steps: int = 0) -> Collector:
         collector = Collector(FakeManager([[2], [3]]), answer_zero)  # type: ignore[arg-type]
@@ -334,3 +348,65 @@ class TestProgress:
         for figure in ("20 steps", "8 episodes", "mean return", "RUN 2", "0 failures"):
             assert figure in text
         assert ("20/100 steps" in text) == (total is not None)
+
+    @pytest.mark.parametrize("goes_at", [0, 1])
+    def test_a_terminal_that_has_gone_ends_no_run(self, goes_at: int) -> None:
+        out = Gone()
+        console = Console(file=out, force_terminal=True, width=80)
+        progress = LiveProgress(Goal(50, "steps"), console)
+        progress._live.auto_refresh = False  # no thread: when it looks is left to chance
+        handler = LogLines(progress)
+        handler.launching = False
+        for step in range(2):
+            if step == goes_at:
+                out.error = OSError(errno.EIO, "Input/output error")
+            if step == 0:
+                progress.start(self.collector(20))
+        handler.handle(logging.makeLogRecord({"levelno": 30, "msg": "env 1 died"}))
+        progress.tick()
+        progress.stop()
+        assert progress._collector is None
+
+    def test_a_terminal_without_the_characters_shows_their_codes(self) -> None:
+        raw = io.BytesIO()
+        out = io.TextIOWrapper(raw, encoding="ascii")
+        progress = LiveProgress(
+            Goal(50, "steps"), Console(file=out, force_terminal=True, width=80, color_system=None)
+        )
+        progress.start(self.collector(20))
+        progress.log("warning: env 1 says \xe9\ud800")
+        progress.log("warning: env 2 died")
+        progress.stop()
+        assert b"env 1 says \\xe9\\ud800" in raw.getvalue()
+        assert b"env 2 died" in raw.getvalue()
+
+    def test_a_full_disk_ends_no_run_and_a_reader_that_goes_away_does(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("envmgr.cli.progress.LINE_EVERY_S", 0.0)
+        out = Gone()
+        monkeypatch.setattr("sys.stdout", out)
+        progress = PlainProgress(Goal(50, "steps"))
+        progress.start(self.collector(20))
+        out.error = OSError(errno.ENOSPC, "No space left on device")
+        progress.tick()
+        out.error = None
+        progress.tick()
+        assert "20 steps" in out.getvalue()
+        out.error = BrokenPipeError()
+        with pytest.raises(OutputGoneError):
+            progress.tick()
+
+
+def test_figures_that_are_not_finite_are_null_in_files(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    inf = float("inf")
+    figures = {"low": -inf, "rows": [inf, float("nan"), 0.1, 1 << 70], "text": "Infinity \ud800"}
+    write_json(STDOUT, figures)
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {
+        "low": None,
+        "rows": [None, None, 0.1, 1 << 70],
+        "text": "Infinity \ud800",
+    }

@@ -355,8 +355,20 @@ class TestPage:
             ("videos/big.mp4", False),
             ("videos/old.mp4", True),
         ]
+        began_at = "2001-09-09T03:46:39+02:00"  # 1e9 - 1 seconds after 1970
+        (run / "run.json").write_text(json.dumps({"began_at": began_at}))
+        began_s = read_run(run).began_s
+        assert [one.name for one in pictures_in(run, began_s)] == [
+            "videos/new.png",
+            "videos/big.mp4",
+        ]
         found = seen(execute([str(run)], None))
-        assert found.tags.count("img") == found.tags.count("video") == 1
+        assert found.tags.count("img") == 1
+        assert found.tags.count("video") == 0
+        for unknown in ("{", "{}", '{"began_at": "soon"}', '{"began_at": "0001-01-01T00:00:00"}'):
+            (run / "run.json").write_text(unknown)
+            found = seen(execute([str(run)], None))
+            assert found.tags.count("img") == found.tags.count("video") == 1
 
 
 def test_a_run_that_was_killed_has_a_report(make_run: Callable[..., Path]) -> None:
@@ -418,6 +430,48 @@ class TestBadInput:
     def test_places_that_cannot_be_written(self, make_run: Callable[..., Path]) -> None:
         with pytest.raises(ConfigError, match="the report cannot be written"):
             execute([str(make_run())], "/proc/nowhere/x.html")
+
+    @pytest.mark.parametrize(
+        ("runs", "out", "said"),
+        [
+            (["log.json"], None, "replace 'log.json', which"),
+            (["log.html"], None, "replace 'log.html', which"),
+            (["log.json", "run"], "log.htm", "replace 'log.json', which"),
+            (["log.json", "run"], "./link.html", "replace 'link.json', which"),
+            (["log.json"], "log.json", "cannot be 'log.json', which is where the figures go"),
+            (["run"], "page.json", "cannot be 'page.json', which is where the figures go"),
+            (["run"], "run", "cannot be 'run', which is a folder"),
+            (["run"], ".", "cannot be '.', which is a folder"),
+            (["run"], "run/summary.html", "replace 'run/summary.json', which"),
+            (["run"], "run/run.htm", "replace 'run/run.json', which"),
+            (["run"], "run/config.yaml", "replace 'run/config.yaml', which"),
+            (["run", "run"], "run/samples.jsonl", "replace 'run/samples.jsonl', which"),
+            (["log.json"], "run/process.html", "replace 'run/process.json', which"),
+        ],
+    )
+    def test_a_report_does_not_replace_what_a_run_has_written(
+        self,
+        make_run: Callable[..., Path],
+        monkeypatch: pytest.MonkeyPatch,
+        runs: list[str],
+        out: str | None,
+        said: str,
+    ) -> None:
+        run = make_run()
+        monkeypatch.chdir(run.parent)
+        run.rename("run")
+        for name in ("run.json", "process.json"):
+            Path("run", name).touch()
+        line = {"envmgr_log": 1, "what": "episode", "time": 1.0, "env_id": 0}
+        for name in ("log.json", "log.html"):
+            Path(name).write_text(json.dumps({**line, "outcome": "completed"}) + "\n")
+        Path("link.json").symlink_to("log.json")
+        before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+        with pytest.raises(ConfigError, match=re.escape(said) + r".*--out"):
+            execute(runs, out)
+        assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+        assert execute(["log.json"], "page.html") == Path("page.html")
+        assert execute(["run"], "run.html") == execute(["run"], "run.html")  # a folder of no run
 
     @pytest.mark.parametrize("seed", range(12))
     def test_damaged_files_give_a_report_or_an_error(
