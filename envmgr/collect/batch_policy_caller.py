@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.collect.policies import BatchPolicy, PolicyStep
-from envmgr.collect.rollout_arrays import Bools, Ints
+from envmgr.collect.rollout_arrays import Bools, Ints, put_in
 from envmgr.errors import ActionError
 from envmgr.spaces import as_batch, codec_of, put_rows, rows_of, zeros_for
 from envmgr.spaces.reading import short_text
@@ -78,12 +78,12 @@ class BatchPolicyCaller:
         new = as_batch(step.state)
         if self.next_states is None:
             self.next_states = zeros_for(new, len(self._every))
-        put_rows(self.next_states, env_ids, new)
+        self.next_states = put_in(self.next_states, env_ids, new)
 
     def states_after_step(self, states: Any, env_ids: Ints, ended: Ints) -> Any:
         """Return the states of all envs after steps of these, some of which ended episodes."""
         after = rows_of(states, self._every)
-        put_rows(after, env_ids, rows_of(self.next_states, env_ids))
+        after = put_in(after, env_ids, rows_of(self.next_states, env_ids))
         if len(ended):
             put_rows(after, ended, rows_of(self.initial, ended))
         return after

@@ -60,7 +60,8 @@ def gae(
         decay = np.where(mask, decay, 0.0)
     advantages = np.zeros_like(deltas)
     following: Floats = np.zeros(deltas.shape[1:])
+    carries = decay != 0.0  # across an end 0 times NaN would be NaN
     for t in range(len(deltas) - 1, -1, -1):
-        following = deltas[t] + decay[t] * following
+        following = deltas[t] + decay[t] * np.where(carries[t], following, 0.0)
         advantages[t] = following
     return Advantages(advantages, advantages + values)

@@ -13,7 +13,7 @@ from envmgr.collect.records import EpisodeRecord, as_return
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.core import ArrayBatch, InfoColumn
 from envmgr.errors import ActionError, ConfigError
-from envmgr.spaces import codec_of, put_rows, zeros_for
+from envmgr.spaces import codec_of, leafwise, put_rows, zeros_for
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ class Tally(NamedTuple):
             began earlier.
         returns: (n, ...): what the episodes had given before this rollout.
         earlier: (n,): how many steps they had had.
-        began_s: (n,): when they began, on the clock.
+        began_s: (n,): when their first actions were sent, on the clock.
         n_ended: (n,): how many have ended.
         statistics: of what was collected before this rollout, and of all episodes that ended.
     """
@@ -56,10 +56,16 @@ class Tally(NamedTuple):
     statistics: CollectStatistics
 
     @classmethod
-    def of(cls, n: int, now: float, statistics: CollectStatistics) -> Tally:
-        """Return the tally of n envs whose episodes begin now."""
+    def of(cls, n: int, statistics: CollectStatistics) -> Tally:
+        """Return the tally of n envs whose episodes are about to begin."""
         nothing = np.zeros(n, np.int64)
-        return cls(nothing, np.zeros(n), nothing, np.full(n, now), nothing, statistics)
+        return cls(nothing, np.zeros(n), nothing, np.zeros(n), nothing, statistics)
+
+    def begun(self, env_ids: Ints, now: float) -> Tally:
+        """Return the tally when the first actions of episodes of these envs are sent."""
+        began_s = self.began_s.copy()
+        began_s[env_ids] = now
+        return self._replace(began_s=began_s)
 
     def after(self, rollout: RolloutArrays, steps: int) -> Tally:
         """Return the tally with which the next rollout begins.
@@ -97,7 +103,7 @@ class Tally(NamedTuple):
             now: on the clock.
             elapsed_s: seconds of the collection so far.
         """
-        begins, returns, earlier, began_s, n_ended = (column.copy() for column in self[:5])
+        begins, returns, earlier, _, n_ended = (column.copy() for column in self[:5])
         statistics = self.statistics.copied()
         records = []
         for step, i in zip(ends.steps.tolist(), ends.env_ids.tolist(), strict=True):
@@ -125,9 +131,8 @@ class Tally(NamedTuple):
         begins[ends.env_ids] = ends.steps + 1
         earlier[ends.env_ids] = 0
         returns[ends.env_ids] = 0.0
-        began_s[ends.env_ids] = now
         n_ended[ends.env_ids] += 1
-        return Tally(begins, returns, earlier, began_s, n_ended, statistics), records
+        return Tally(begins, returns, earlier, self.began_s, n_ended, statistics), records
 
 
 class Recorded(NamedTuple):
@@ -194,7 +199,7 @@ class RolloutArrays:
         self.terminated: Bools = np.zeros((n_steps, n_envs), np.bool_)
         self.truncated, self.abnormal = self.terminated.copy(), self.terminated.copy()
         self.episode_starts = self.terminated.copy()
-        tally = Tally.of(n_envs, 0.0, CollectStatistics())
+        tally = Tally.of(n_envs, CollectStatistics())
         self.recorded = Recorded(0, None, 0, 0, False, None, None, tally, None)
         self._value_fn = value_fn
         self._all_ends: list[Ends] = []
@@ -235,15 +240,17 @@ class RolloutArrays:
         try:
             if type(actions) is np.ndarray and type(self.actions) is np.ndarray:  # mostly
                 _check_rows(actions, count)
+                if actions.dtype is not self.actions.dtype:
+                    self.actions = _widened(self.actions, actions.dtype)
                 self.actions[where] = actions
             else:
-                put_rows(self.actions, where, actions)
+                self.actions = put_in(self.actions, where, actions)
             for name, rows in extras.items():
                 _check_rows(rows, count)
-                put_rows(self.extras[name], where, rows)
+                self.extras[name] = put_in(self.extras[name], where, rows)
             if states is not None:
                 name = "state"
-                put_rows(self.states, where, states)
+                self.states = put_in(self.states, where, states)
         except (ValueError, TypeError, KeyError) as error:
             raise ActionError(
                 f"what the policy returned as {name} does not fit: {error}. It should have one row "
@@ -264,9 +271,13 @@ class RolloutArrays:
                     "are neither: collect episodes with EpisodeCollector, or wrap the envs"
                 )
             self.rewards = self._room(rewards)
-        room = self.rewards.ndim - 2
-        if rewards.ndim == 1 and room:  # of abnormal timesteps alone: 0.0 each
-            rewards = rewards.reshape(-1, *(1,) * room)
+        before = self.rewards
+        if rewards.ndim == 1 and before.ndim > 2:  # of abnormal timesteps alone: 0.0 each
+            rewards = rewards.reshape(-1, *(1,) * (before.ndim - 2))
+        elif rewards.ndim > 1 and before.ndim == 2:  # only of such have there been any as yet
+            room = self._room(rewards)
+            room[...] = before.reshape(*before.shape, *(1,) * (rewards.ndim - 1))
+            self.rewards = room
         self.rewards[where] = rewards
 
     def put_infos(self, where: Any, columns: Mapping[str, Any], keys: Sequence[str]) -> None:
@@ -307,7 +318,7 @@ class RolloutArrays:
         if states is not None:
             if self.last_states is None:
                 self.last_states = zeros_for(states, self.n_envs)
-            put_rows(self.last_states, where, states)
+            self.last_states = put_in(self.last_states, where, states)
 
     def begin(self, starts: Bools | None, states: Any, tally: Tally) -> None:
         """Begin anew, with what `Recorded` says; for collectors."""
@@ -320,6 +331,32 @@ class RolloutArrays:
 
     def _room(self, rows: Any) -> Any:
         return zeros_for(rows, self.n_steps, self.n_envs)
+
+
+def put_in(room: Any, where: Any, rows: Any) -> Any:
+    """Put rows into a batch, and return it: with arrays of a wider dtype where theirs needs one.
+
+    Else floats would be cut off without a word where ints came first. Where floats did, they keep
+    their precision: networks expect it.
+    """
+    return leafwise(partial(_put_in_array, where), room, rows)
+
+
+def _put_in_array(where: Any, room: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
+    if type(rows) is np.ndarray and rows.dtype is not room.dtype:
+        room = _widened(room, rows.dtype)
+    room[where] = rows
+    return room
+
+
+def _widened(room: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array that holds numbers of a dtype, too: the same if it does."""
+    of_floats = room.dtype.kind in "fc"
+    if np.can_cast(dtype, room.dtype, "same_kind" if of_floats else "safe"):
+        return room
+    if not {room.dtype.kind, dtype.kind} <= set("biufc"):  # putting it in will say so
+        return room
+    return room.astype(np.promote_types(dtype, room.dtype))
 
 
 def _summed(rewards: npt.NDArray[Any], begins: Ints, ends: Ints) -> npt.NDArray[Any]:

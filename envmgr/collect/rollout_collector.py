@@ -87,7 +87,8 @@ class RolloutCollector:
         self._together = math.isinf(config.wait_num)
         self._resets_itself = bool(config.auto_reset)
         self._may_lose = config.on_exhausted == "drop" or not math.isinf(config.episode_num)
-        self._puts_in_place = config.copy_on_get is True
+        # A batch that was shown may be kept, and stays as it was.
+        self._puts_in_place = config.copy_on_get is True and on_batch is None
         self._seeds = seeds_by_env(config.seed, n)
         self._on_batch = on_batch
         self._info_keys = keys_of_infos(info_keys)
@@ -96,11 +97,12 @@ class RolloutCollector:
         self._caller = BatchPolicyCaller(policy, manager.action_space, n)
         self._has_sent = False
         self._arrived: list[ArrayBatch] = []
+        self._shown: list[None] = []
         self._n_pending = 0
         self._start(CollectStatistics())
 
     def _start(self, statistics: CollectStatistics) -> None:
-        tally = Tally.of(self._n, self._clock(), statistics)
+        tally = Tally.of(self._n, statistics)
         starts = np.ones(self._n, np.bool_)
         self.rollout.begin(starts, self._caller.initial, tally)
 
@@ -154,6 +156,7 @@ class RolloutCollector:
             rollout.begin(*rollout.recorded[5:8])
         if self._arrived:
             self._record(self._arrived[0])
+            self._show()
             self._arrived.clear()
         ready = manager.ready_env  # first: the figures are after what this call makes up for
         self._n_pending = manager.stats()["outstanding"]
@@ -214,6 +217,9 @@ class RolloutCollector:
         actions, extras, states = chosen
         try:
             rollout.put_step(where, count, actions, extras, states)
+            if starts is not None and len(begun := env_ids[starts[env_ids]]):
+                tally = recorded.tally.begun(begun, self._clock())
+                rollout.recorded = recorded._replace(tally=tally)
             self._has_sent = True
             self.manager.send_arrays(env_ids, actions)
         except ActionError as error:
@@ -227,15 +233,22 @@ class RolloutCollector:
 
     def _receive(self) -> tuple[Ints, Any] | None:
         """Gather timesteps and record them; return who acts next, as `_ready`."""
+        self._shown.clear()
         # In one go: what the manager has delivered is in the list, wherever an interrupt comes.
         self._arrived.extend(map(self.manager.recv_arrays, _ONCE))
         batch = self._arrived[0]
         ended = self._record(batch)
+        if self._on_batch is not None:
+            self._show()
         self._arrived.clear()
         self._n_pending -= len(batch.env_ids)
-        if self._on_batch is not None:
-            self._on_batch(batch)
         return self._next(batch, ended)
+
+    def _show(self) -> None:
+        """Call `on_batch`, unless it has returned for this batch; can be interrupted anywhere."""
+        if self._on_batch is not None and not self._shown:
+            # In one go, as above: once it has returned, that is noted.
+            self._shown.extend(map(self._on_batch, self._arrived))
 
     def _next(self, batch: ArrayBatch, ended: Ints) -> tuple[Ints, Any] | None:
         recorded = self.rollout.recorded

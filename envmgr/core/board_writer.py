@@ -37,6 +37,9 @@ _LEAST_REST = 100
 
 _MOST_CALLS = 12
 
+_NUMBERS = itertools.count()
+"""Of boards, in the order of launches."""
+
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _COMMANDS = f"{_OURS}cli{os.sep}"
 
@@ -79,6 +82,7 @@ class BoardWriter:
             len(hosts.envs),
             len(hosts.groups),
             NUMBERS if hosts.settings.measures else 0,
+            next(_NUMBERS),
         )
         try:
             self._posted = posted = PostedBoard(plan)
@@ -197,8 +201,10 @@ class BoardWriter:
         if is_new or call != text_in(board.call):
             put_text(board.call, call)
             board.call_since[0] = now
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        put_text(board.where, "\n".join(itertools.islice(_calls(frame), _MOST_CALLS)))
+        ident = threading.main_thread().ident or 0
+        # The frame has no name here: if it is this one, the board would stay open with it.
+        calls = _calls(sys._current_frames().get(ident))
+        put_text(board.where, "\n".join(itertools.islice(calls, _MOST_CALLS)))
 
 
 def figures_of(engine: Engine) -> Callable[[], dict[str, Any]]:

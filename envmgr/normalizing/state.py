@@ -46,11 +46,14 @@ class State(NamedTuple):
     def with_rewards(
         self, ids: Any, rewards: Floats, counted: Any, done: Any, gamma: float
     ) -> State:
-        """Return the state with the discounted returns that rewards lead to; `counted` are."""
-        discounted = self.discounted.copy()
-        now = discounted[ids] * gamma + rewards
+        """Return the state with the discounted returns that rewards lead to; `counted` are.
+
+        A NaN or an infinite reward would be all that is left of its episode: it is passed over.
+        """
+        discounted, finite = self.discounted.copy(), np.isfinite(rewards)
+        now = discounted[ids] * gamma + np.where(finite, rewards, 0.0)
         discounted[ids] = np.where(done, 0.0, now)
-        return self._replace(reward=self.reward.seen(now[counted]), discounted=discounted)
+        return self._replace(reward=self.reward.seen(now[counted & finite]), discounted=discounted)
 
     def with_episodes(
         self, ids: Any, rewards: Floats, normal: Any, done: Any, now: float

@@ -50,7 +50,7 @@ def boards_of(pid: int) -> list[Board]:
             f"process {pid} has no manager that is launched, or one of an older envmgr{detail}. "
             "Give the pid of the trainer itself, not of a worker or of a shell around it."
         )
-    return sorted(own, key=lambda board: (float(board.since.min(initial=0.0)), id(board)))
+    return sorted(own, key=lambda board: board.plan.number)
 
 
 def _no_process(pid: int) -> str:

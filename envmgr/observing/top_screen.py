@@ -22,7 +22,7 @@ from envmgr.observing.dump import IDLE
 from envmgr.observing.status_boards import NotLaunchedError, boards_of, start_of
 from envmgr.observing.top_table import Top
 from envmgr.transport.process.stacks import Stacks
-from envmgr.wire.board import Board, text_in
+from envmgr.wire.board import Board, BoardPlan, text_in
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -91,8 +91,8 @@ class LiveTop:
         self._pid = pid
         self._top = Top(sort)
         self._chosen = 0
-        self._stacks_of: tuple[int, int] | None = None
-        self._rows: list[tuple[int, int]] = []
+        self._stacks_of: tuple[BoardPlan, int] | None = None
+        self._rows: list[tuple[BoardPlan, int]] = []
         """What can be chosen: which manager, and which env of it."""
 
     def press(self, key: str) -> bool:
@@ -118,15 +118,16 @@ class LiveTop:
             width: of the screen.
             height: likewise.
         """
-        if isinstance(boards, str) or (self._stacks_of or (0,))[0] >= len(boards):
+        by_plan = {} if isinstance(boards, str) else {board.plan: board for board in boards}
+        if self._stacks_of is not None and self._stacks_of[0] not in by_plan:
             self._stacks_of = None  # that manager is closed
         help_text = f"{_HELP}   ({self._top.sort})" if self._stacks_of is None else _BACK
         if isinstance(boards, str):
             self._rows = []
             lines = [(line, "yellow") for line in textwrap.wrap(f"Waiting: {boards}", width)]
         elif self._stacks_of is not None:
-            key, env_id = self._stacks_of
-            lines = list(_about(boards[key].read(), env_id))
+            plan, env_id = self._stacks_of
+            lines = list(_about(by_plan[plan].read(), env_id))
         else:
             lines = list(self._tables([board.read() for board in boards], now, width, height - 2))
         lines = [(f"process {self._pid}", "bold"), *lines][: height - 1]
@@ -135,10 +136,12 @@ class LiveTop:
     def _tables(
         self, boards: Sequence[Board], now: float, width: int, height: int
     ) -> Iterator[tuple[str, str]]:
-        rows: list[tuple[int, int]] = []
+        rows: list[tuple[BoardPlan, int]] = []
         each = max(height // max(len(boards), 1), 1)
-        for key, board in enumerate(boards):
-            table = self._top.table(key, board, now, board.plan.env_num, width)
+        self._top.forget_all_but(boards)
+        for board in boards:
+            plan = board.plan
+            table = self._top.table(plan.number, board, now, plan.env_num, width)
             fits = max(each - len(table.head) - 2, 1)  # but for the names, and how many more
             chosen = self._chosen - len(rows)
             first = min(max(chosen - fits + 1, 0), max(len(table.lines) - fits, 0))
@@ -147,7 +150,7 @@ class LiveTop:
             for row in range(first, min(first + fits, len(table.lines))):
                 style = _style(board, table.env_ids[row])
                 yield table.lines[row].ljust(width), f"{style} reverse" if row == chosen else style
-            rows += [(key, env_id) for env_id in table.env_ids]
+            rows += [(plan, env_id) for env_id in table.env_ids]
             left = len(table.lines) - fits
             yield (f"... and {left} more", "dim") if left > 0 else ("", "")
         self._rows = rows

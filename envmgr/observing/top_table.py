@@ -80,8 +80,14 @@ class Top:
 
     def text(self, boards: Sequence[Board], now: float) -> str:
         """Return the whole tables of all managers of a trainer."""
-        tables = (self.lines(k, board.read(), now, _ALL) for k, board in enumerate(boards))
+        self.forget_all_but(boards)
+        tables = (self.lines(board.plan.number, board.read(), now, _ALL) for board in boards)
         return "\n\n".join("\n".join(table) for table in tables)
+
+    def forget_all_but(self, boards: Sequence[Board]) -> None:
+        """Keep nothing of managers that are closed."""
+        numbers = {board.plan.number for board in boards}
+        self._before = {key: was for key, was in self._before.items() if key in numbers}
 
     def lines(self, key: int, board: Board, now: float, most: int) -> list[str]:
         """Return the table of one manager as lines; see `table`."""
@@ -93,18 +99,20 @@ class Top:
         """Return the table of one manager.
 
         Args:
-            key: which of the trainer's managers it is.
+            key: which of the trainer's managers it is: `BoardPlan.number`.
             board: a copy.
             now: on the monotonic clock.
             most: so many envs at most.
             width: of lines, in characters. What does not fit is left out, whole columns of it.
         """
-        before_s, before = self._before.get(key, (now, board))
-        looked_s = float(board.looked_at[0])
-        passed_s = looked_s - before_s
-        if passed_s > 0.0 or key not in self._before:
-            self._before[key] = (looked_s, board)
         n, plan = board.plan.env_num, board.plan
+        looked_s = float(board.looked_at[0])
+        before_s, before = self._before.get(key, (looked_s, board))
+        if before.plan != plan or (before.counters > board.counters).any():
+            before_s, before = looked_s, board  # the process has become another trainer (exec)
+        passed_s = looked_s - before_s
+        if passed_s > 0.0 or before is board:
+            self._before[key] = (looked_s, board)
         counted = dict(zip(COUNTERS, board.counters.tolist(), strict=True))
         done = counted["timesteps"] - int(before.counters[COUNTERS.index("timesteps")])
         rate = f"{done / passed_s:,.0f}" if passed_s > 0.0 else "-"

@@ -80,6 +80,7 @@ class BoardPlan(NamedTuple):
         total: envs and spares.
         n_hosts: hosts.
         latencies: numbers of `wire.latencies` of each env and kind; 0 if none are measured.
+        number: grows with each launch in the trainer's process, so that managers can be told apart.
     """
 
     pid: int
@@ -88,6 +89,7 @@ class BoardPlan(NamedTuple):
     total: int
     n_hosts: int
     latencies: int = 0
+    number: int = 0
 
     def columns(self) -> list[tuple[str, tuple[int, ...], Any]]:
         """Return name, shape and dtype of each column, in their order."""
@@ -275,8 +277,9 @@ def board_in(memory: Any, nbytes: int) -> Board:
     try:
         header: Mapping[str, Any] = json.loads(bytes(memory[:HEADER_BYTES]).rstrip(b"\0"))
         version = header["envmgr_board"]
-        plan = BoardPlan(**{name: header[name] for name in BoardPlan._fields})
-        sizes = (plan.pid, plan.env_num, plan.total, plan.n_hosts, plan.latencies)
+        # Boards of 0.2 have no number.
+        plan = BoardPlan(**{name: header[name] for name in BoardPlan._fields if name in header})
+        sizes = (plan.pid, plan.env_num, plan.total, plan.n_hosts, plan.latencies, plan.number)
         fits = all(type(size) is int and size >= 0 for size in sizes) and type(plan.kind) is str
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableRunError(f"what was found is no board of a manager: {error!r}") from error

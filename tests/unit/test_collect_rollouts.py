@@ -14,7 +14,8 @@ from envmgr import make
 from envmgr.collect import PolicyStep, RolloutBuffer, RolloutCollector, gae
 from envmgr.errors import ActionError, ConfigError, StateError
 from envmgr.spaces import indexed
-from tests.faults.interrupting import interrupt_at, points_of
+from tests.fakes import FakeClock
+from tests.faults.interrupting import EVERYTHING_PUBLIC, interrupt_at, points_of
 from tests.unit.rollout_fakes import NESTED, TEXT, FakeArrays, Taken, values_of
 
 ENDINGS = ["terminated", "truncated", "abnormal"]
@@ -231,6 +232,44 @@ class TestInterrupts:
             )
         assert n_struck > 50
 
+    def test_each_batch_is_shown_once(self) -> None:
+        def made() -> tuple[FakeArrays, RolloutCollector, list[Any]]:
+            seen: list[Any] = []
+            manager = FakeArrays([[(2, "terminated"), (1, "truncated")]])
+            return manager, collector_of(manager, Critic(), 3, on_batch=seen.append), seen
+
+        _, collector, _ = made()
+        names = ("collect", "_resume", "_receive", "_show", "_record")
+        found = points_of(collector.collect, EVERYTHING_PUBLIC)
+        points = [point for point in found if point.code.co_name in names]
+        n_struck = 0
+        for point in points:
+            manager, collector, seen = made()
+            try:
+                interrupt_at(point, collector.collect, signal.SIGINT)
+            except KeyboardInterrupt:
+                n_struck += 1
+            collector.collect()
+            shown = [tuple(batch.obs[0].astype(int)) for batch in seen]
+            assert shown == [step.next_obs for step in manager.taken[0]], point
+        assert n_struck > 50
+
+    def test_a_batch_is_shown_again_to_who_did_not_return(self) -> None:
+        seen: list[Any] = []
+
+        def note(batch: Any) -> None:
+            seen.append(batch)
+            if len(seen) == 2:
+                raise OSError("the disk is full")
+
+        manager = FakeArrays([[(9, "terminated")]])
+        collector = collector_of(manager, Critic(), 3, on_batch=note)
+        with pytest.raises(OSError, match="disk is full"):
+            collector.collect()
+        collector.collect()
+        assert [batch.obs[0, 2] for batch in seen] == [1, 2, 2, 3]
+        assert len(manager.taken[0]) == 3
+
 
 class TestBuffers:
     def test_nested_observations_stay_nested(self) -> None:
@@ -282,6 +321,93 @@ class TestBuffers:
         manager = FakeArrays([[(3, "truncated")]])
         collector_of(manager, Critic(), 4, on_batch=seen.append).collect()
         assert [bool(batch.truncated[0]) for batch in seen] == [False, False, True, False]
+
+    def test_a_batch_that_was_shown_stays(self) -> None:
+        seen: list[Any] = []
+        manager = FakeArrays([[(3, "truncated")], [(9, "truncated")]])
+        rollout = collector_of(manager, Critic(), 4, on_batch=seen.append).collect()
+        assert seen[2].obs[:1].tolist() == rollout.terminal_obs.tolist() == [[0, 0, 3]]
+
+    @pytest.mark.parametrize("n_steps", [1, 3])
+    def test_numbers_that_begin_as_ints_are_not_cut_off(self, n_steps: int) -> None:
+        class Halves:
+            """Gives halves, as ints where all of them are whole; its state is one step behind."""
+
+            def initial_state(self, n: int) -> Any:
+                return {"h": np.zeros(n, np.int64)}
+
+            def __call__(self, obs: Any, state: Any, episode_starts: Any) -> PolicyStep:
+                steps = obs[:, 2].astype(np.int64)
+                assert (state["h"] == np.maximum(steps - 1, 0) / 2).all(), "what it returned"
+                extras = {
+                    "value": self.of(steps),
+                    "many": steps * 100 if steps.any() else steps > 0,
+                }
+                return PolicyStep(self.of(steps), extras, {"h": self.of(steps)})
+
+            def of(self, steps: Any) -> Any:
+                return steps / 2 if (steps % 2).any() else steps // 2
+
+        collector = collector_of(FakeArrays([[(9, "truncated")]] * 2), Halves(), n_steps)
+        for first in (0, n_steps):
+            rollout = collector.collect()
+            halves = [t / 2 for t in range(first, first + n_steps)]
+            for column in (rollout.actions, rollout.extras["value"]):
+                assert column[:, 1].tolist() == halves
+            assert rollout.extras["many"][:, 1].tolist() == [200 * half for half in halves]
+            assert rollout.states["h"][:, 1].tolist() == [max(half - 0.5, 0.0) for half in halves]
+            assert rollout.last_states["h"].tolist() == [halves[-1]] * 2
+
+    def test_floats_keep_their_precision_and_texts_do_not_take_numbers(self) -> None:
+        values = iter([np.zeros(1, np.float32), np.ones(1), np.ones(1, np.int64), np.array(["a"])])
+        policy = lambda obs: PolicyStep(np.zeros(1, np.int64), {"value": next(values)})  # noqa: E731
+        collector = collector_of(FakeArrays([[(9, "truncated")]]), policy, 4)
+        with pytest.raises(ActionError, match="as value does not fit"):
+            collector.collect()
+        assert collector.rollout.extras["value"].dtype == np.float32
+        assert collector.rollout.extras["value"][:3].tolist() == [[0], [1], [1]]
+
+    def test_rewards_may_be_arrays_after_steps_that_failed(self) -> None:
+        class Vectors(FakeArrays):
+            """Rewards are three numbers, but of steps that failed alone."""
+
+            def recv_arrays(self, min_ready: Any = None, timeout_s: Any = None) -> Any:
+                batch = super().recv_arrays(min_ready, timeout_s)
+                if len(batch.abnormal) == len(batch.env_ids):
+                    return batch
+                return batch._replace(reward=np.stack([batch.reward] * 3, axis=1))
+
+        manager = Vectors([[(1, "abnormal"), (2, "terminated")]])
+        collector = collector_of(manager, Critic(), 2)
+        rewards = [collector.collect().rewards[:, 0].tolist() for _ in range(2)]
+        given = [step.reward for step in manager.taken[0]]
+        assert rewards == [[[r] * 3 for r in given[:2]], [[r] * 3 for r in given[2:]]]
+        assert collector.rollout.episodes[0].episode_return == [given[1] + given[2]] * 3
+
+    def test_an_episode_lasts_from_its_first_action(self) -> None:
+        clock = FakeClock()
+
+        class Slow(FakeArrays):
+            """A step takes a second, a reset ten."""
+
+            def recv_arrays(self, min_ready: Any = None, timeout_s: Any = None) -> Any:
+                clock.advance(1.0)
+                return super().recv_arrays(min_ready, timeout_s)
+
+            def ready_arrays(self, env_ids: Any = None) -> Any:
+                clock.advance(10.0)
+                return super().ready_arrays(env_ids)
+
+        for take in (None, lambda pending: pending[:1]):
+            manager = Slow([[(2, "terminated")]], take=take)
+            collector = collector_of(manager, Critic(), 3, clock=clock)
+            durations = []
+            for _ in range(2):
+                clock.advance(100.0)  # the learner's
+                durations += [episode.duration_s for episode in collector.collect().episodes]
+            # The second one goes on in the second rollout, of which it waits for the first action.
+            assert [d for d in durations if d != 2.0] == [durations[1]]
+            assert 102.0 <= durations[1] <= 112.0
 
     def test_a_reset_begins_anew(self) -> None:
         manager = FakeArrays([[(9, "truncated")]])
@@ -377,3 +503,22 @@ def test_gae_of_one_env_is_that_of_many() -> None:
         one = gae(*(c[:, i] for c in columns), *(f[:, i] for f in flags), gamma=0.9, lam=0.8)
         np.testing.assert_array_equal(one.advantages, both.advantages[:, i])
     assert indexed(both.returns, 0).shape == (2,)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("how", ["terminated", "truncated", "masked", "gamma 0"])
+def test_gae_carries_nothing_across_an_end(how: str, bad: float) -> None:
+    is_end = np.array([[how != "gamma 0"], [False]])
+    never = np.zeros((2, 1), np.bool_)
+    flags = [is_end if how == name else never for name in ("terminated", "truncated")]
+    with np.errstate(all="raise"):
+        found = gae(
+            [[1.0], [bad]],
+            np.zeros((2, 1)),
+            np.zeros((2, 1)),
+            *flags,
+            gamma=0.0 if how == "gamma 0" else 0.99,
+            mask=~is_end if how == "masked" else None,
+        )
+    assert found.advantages[0] == found.returns[0] == (how != "masked")
+    assert not np.isfinite(found.advantages[1])

@@ -15,6 +15,7 @@ from envmgr.core.journal import Fate
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.normalizing import Normalization, normalization_of
 from envmgr.normalizing.moments import no_moments
+from envmgr.normalizing.state import no_state
 from envmgr.types import EnvTimestep
 from envmgr.wire.messages import EnvDescription
 
@@ -64,6 +65,17 @@ def test_moments_are_those_of_all_rows() -> None:
     bad = rows[:2].copy()
     bad[0, 0, 0] = np.nan
     assert moments.seen(bad).n_seen == 51
+
+
+def test_of_an_episode_only_rewards_that_are_no_numbers_are_not_counted() -> None:
+    state = no_state(2, 0.0)
+    ids, going = np.arange(2), np.zeros(2, np.bool_)
+    rewards = [[np.nan, 4.0], [1.0, -np.inf], [2.0, 8.0]]
+    for pair in rewards:
+        state = state.with_rewards(ids, np.array(pair), ~going, going, 0.5)
+    assert state.reward.n_seen == 4
+    assert state.discounted.tolist() == [2.5, 9.0]
+    assert state.reward.mean == np.mean([4.0, 1.0, 2.5, 9.0])
 
 
 def test_timesteps_and_arrays_give_the_same_numbers() -> None:

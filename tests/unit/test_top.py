@@ -14,8 +14,8 @@ from envmgr.wire.board import Board, BoardPlan, put_text
 from envmgr.wire.latencies import NUMBERS
 
 
-def board(n: int) -> Board:
-    plan = BoardPlan(1, "subprocess", n, n, n, NUMBERS)
+def board(n: int, number: int = 0) -> Board:
+    plan = BoardPlan(1, "subprocess", n, n, n, NUMBERS, number)
     board = Board(bytearray(plan.nbytes), plan)
     board.states[...] = int(EnvState.RUN)
     board.hosts[...] = range(n)
@@ -61,7 +61,7 @@ def test_the_screen_holds_all_lines_and_follows_the_choice(height: int) -> None:
 
 
 def test_keys_choose_sort_and_end() -> None:
-    view, boards = LiveTop(7, "env"), [board(3), board(2)]
+    view, boards = LiveTop(7, "env"), [board(3), board(2, 1)]
     boards[0].failed[1] = 4
     shown(view, boards)
     seen = []
@@ -116,3 +116,49 @@ def test_a_trainer_that_launches_is_waited_for() -> None:
     lines = shown(view, "process 7 has no manager that is launched")
     assert lines[1] == "Waiting: process 7 has no manager that is launched"
     assert shown(view, [board(1)])[1].startswith("subprocess, 1 env")
+
+
+def later(one: Board, steps: int) -> Board:
+    """Return a board two seconds later, with so many steps more."""
+    then = one.read()
+    then.looked_at[0] += 2.0
+    then.counters[1] += steps
+    return then
+
+
+def rates(text: str) -> list[str]:
+    return [line.split(" steps/s")[0].split()[-1] for line in text.split("\n") if ")," in line]
+
+
+def test_a_manager_that_closes_leaves_the_rates_of_the_others() -> None:
+    top, first, second = Top(), board(4, 0), board(64, 1)
+    first.counters[1] = 1000
+    assert rates(top.text([first, second], 51.0)) == ["-", "-"]
+    assert rates(top.text([later(first, 10), later(second, 20)], 53.0)) == ["5", "10"]
+    assert rates(top.text([later(later(second, 20), 40)], 55.0)) == ["20"]
+    assert rates(top.text([later(later(first, 30), 0)], 55.0)) == ["-"], (
+        "what is closed is not kept"
+    )
+
+
+def test_another_manager_has_no_rates_of_the_one_before() -> None:
+    first = board(2)
+    first.counters[1] = 1000
+    for other in (later(board(5), 2000), later(board(2), 10)):  # of another size; and a new one
+        top = Top()
+        top.table(0, first, 51.0, 2)
+        assert rates(top.table(0, other, 53.0, 5).head[0]) == ["-"]
+        cells = [line.split()[-5] for line in top.table(0, other, 53.0, 5).lines]
+        assert cells == ["-"] * other.plan.env_num
+
+
+def test_stacks_are_shown_of_the_same_manager_when_another_closes() -> None:
+    view, first, second = LiveTop(7, "env"), board(1, 0), board(3, 1)
+    put_text(second.errors[2], "env 2 died in its step")
+    shown(view, [first, second])
+    for _ in range(3):
+        view.press("down")
+    view.press("enter")
+    assert "env 2 died in its step" in shown(view, [first, second])
+    assert "env 2 died in its step" in shown(view, [second])
+    assert shown(view, [first])[-1].startswith("q quit"), "that manager is closed"
