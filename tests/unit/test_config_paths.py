@@ -70,6 +70,7 @@ def test_results_may_go_below_it(here: Path) -> None:
         folder = folder_of(RunOptions(str(file)), resolve_config(file))
         assert folder is not None
         assert folder.path.resolve().is_relative_to(here)
+        folder.discard()
 
 
 def test_who_runs_a_config_may_send_its_results_anywhere(here: Path, tmp_path: Path) -> None:
@@ -78,8 +79,11 @@ def test_who_runs_a_config_may_send_its_results_anywhere(here: Path, tmp_path: P
     folder = folder_of(RunOptions(str(file), output=wanted), resolve_config(file))
     assert folder is not None
     assert folder.path == Path(wanted)
+    folder.discard()
     resolved = resolve_config(file, set=[f"collect.output={wanted}"])
-    assert folder_of(RunOptions(str(file), force=True), resolved) is not None
+    folder = folder_of(RunOptions(str(file), force=True), resolved)
+    assert folder is not None
+    folder.discard()
     assert load_config({"collect": {"output": wanted}}).collect.output == wanted
 
 

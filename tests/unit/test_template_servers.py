@@ -193,14 +193,22 @@ def test_a_home_that_does_not_end_is_not_waited_for_long(servers: Servers) -> No
     assert len(kills) == 1
     waits.clear()
 
-    def never(timeout: float) -> None:
-        waits.append(timeout)
-        raise subprocess.TimeoutExpired("it", timeout)
+    ended, reaped = threading.Event(), threading.Event()
 
-    origin = SimpleNamespace(wait=never, kill=lambda: None)
+    def late(timeout: float | None = None) -> None:
+        if timeout is not None:
+            waits.append(timeout)
+            raise subprocess.TimeoutExpired("it", timeout)
+        ended.wait()
+        reaped.set()
+
+    origin = SimpleNamespace(wait=late, kill=lambda: None)
     link = servers.link()
     template_servers.give_back(template_servers.take("key", [], lambda: (link, origin)))
     assert sum(waits) <= 1.0
+    assert not reaped.is_set()
+    ended.set()
+    assert reaped.wait(20.0), "it is reaped whenever it ends"
 
 
 # -- the connection to a server -------------------------------------------------------------------
