@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 8
+#define ABI 9
 
 static PyObject *name_step, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
@@ -156,7 +156,7 @@ static PyObject *infos_learn(PlainInfos *self, PyObject *args) {
         Py_ssize_t offset = PyLong_AsSsize_t(PyTuple_GetItem(offsets, k));
         if (PyErr_Occurred())
             return NULL;
-        if (code == NULL || offset < (Py_ssize_t)sizeof presence || offset + sizes[code - known] > nbytes ||
+        if (code == NULL || offset < (Py_ssize_t)sizeof presence || offset > nbytes - sizes[code - known] ||
             !PyUnicode_CheckExact(PyTuple_GetItem(keys, k)))
             goto unsound;
         found[k] = (uint16_t)offset;
@@ -390,7 +390,8 @@ typedef struct {
     PyObject_HEAD
     PyObject *env;      /* its `step` is called */
     PyObject *rest;     /* (token, result): goes on with a result that is out of the ordinary */
-    PyObject *failed;   /* (token, error): goes on with what `env.step` has raised */
+    PyObject *failed;   /* (token, error): goes on with what `env.step`, or its result, has raised; with a
+                         * third argument, True, if that was the end of an episode, which counts all the same */
     PyObject *end;      /* (token, flags, terminated, truncated): goes on with the end of an episode */
     PyObject *write_info; /* (info): writes an info that is not empty, and returns whether it has */
     PyObject *ndarray, *float64;
@@ -664,13 +665,13 @@ static int write_observation(OrdinaryStep *self, PyObject *obs, Py_ssize_t buffe
 }
 
 /* Go on with what code of the env has raised. */
-static PyObject *report_failed(OrdinaryStep *self, PyObject *token) {
+static PyObject *report_failed(OrdinaryStep *self, PyObject *token, int has_ended) {
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
     PyErr_NormalizeException(&type, &error, &traceback);
     if (traceback != NULL)
         PyException_SetTraceback(error, traceback);
-    PyObject *follows = PyObject_CallFunctionObjArgs(self->failed, token, error, NULL);
+    PyObject *follows = PyObject_CallFunctionObjArgs(self->failed, token, error, has_ended ? Py_True : NULL, NULL);
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(traceback);
@@ -681,7 +682,8 @@ static PyObject *report_failed(OrdinaryStep *self, PyObject *token) {
 static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action) {
     PyObject *result = PyObject_CallMethodObjArgs(self->env, name_step, action, NULL);
     if (result == NULL)
-        return report_failed(self, token);
+        return report_failed(self, token, 0);
+    int has_ended = 0;
     PyObject *obs, *reward, *terminated, *truncated, *info;
     if (self->fields == NULL) {
         if (!PyTuple_CheckExact(result) || PyTuple_Size(result) != 5)
@@ -692,7 +694,7 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
     } else {
         int has = has_fields(self, result);
         if (has < 0)
-            goto error;
+            goto failed;
         if (!has)
             goto rest;
         terminated = PyTuple_GetItem(result, 2);
@@ -708,30 +710,34 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
     int has_info = PyDict_Size(info) != 0;
     if (has_info && PyDict_GetItemWithError(info, name_abnormal) != NULL)
         goto rest; /* it may say that the step does not count */
-    if (has_info && PyErr_Occurred()) { /* of keys of its own kind */
-        Py_DECREF(result);
-        return report_failed(self, token);
-    }
+    if (has_info && PyErr_Occurred()) /* of keys of its own kind */
+        goto failed;
     double number = 0.0;
     const uint16_t *codes = reward_of(self, reward, &number);
     if (codes == NULL)
         goto rest;
     uint64_t answered = PyLong_AsUnsignedLongLong(token);
-    if (answered == (uint64_t)-1 && PyErr_Occurred())
-        goto error;
+    if (answered == (uint64_t)-1 && PyErr_Occurred()) { /* which no env has given */
+        Py_DECREF(result);
+        return NULL;
+    }
     uint8_t buffer = *self->buffer;
     if (buffer >= self->n_buffers)
         goto rest;
     int is_observed = write_observation(self, obs, buffer);
     if (is_observed < 0)
-        goto error;
+        goto failed;
     if (!is_observed)
         goto rest;
     uint16_t code = codes[buffer];
     if (has_info) {
         PyObject *is_written = write_by(self->write_info, info);
-        if (is_written == NULL)
-            goto error;
+        if (is_written == NULL) {
+            /* As in Python, where the observation and the end come first. */
+            *self->buffer = self->after[buffer];
+            has_ended = ends;
+            goto failed;
+        }
         Py_DECREF(is_written);
         if (is_written != Py_True)
             goto rest; /* which writes it all again, in the same buffer */
@@ -754,9 +760,9 @@ rest:;
     PyObject *follows = PyObject_CallFunctionObjArgs(self->rest, token, result, NULL);
     Py_DECREF(result);
     return follows;
-error:
+failed: /* of what the env has given, which is no more than its own failure */
     Py_DECREF(result);
-    return NULL;
+    return report_failed(self, token, has_ended);
 }
 
 static PyObject *step_call(OrdinaryStep *self, PyObject *args, PyObject *kwargs) {
@@ -1490,8 +1496,7 @@ static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
             goto none;
     }
     batch = made_batch(type, ids, makers, of_ends);
-    /* A signal handler may have closed the manager while they were made. */
-    if (batch == Py_None || (batch != NULL && !are_all(self->phases, self->posted, self->count)))
+    if (batch == Py_None)
         goto none;
     if (batch == NULL || (count = PyLong_FromSsize_t(self->count)) == NULL ||
         (handed = PyObject_CallNoArgs(handed_type)) == NULL ||
@@ -1508,8 +1513,12 @@ static PyObject *rows_hand_out(OrdinaryRows *self, PyObject *recipes) {
         Py_DECREF(items[0]);
         goto over;
     }
-    if ((returning = tuple_of(returning_type, items, 2)) != NULL &&
-        commit(self, returning, after, buffer, 1, unfinished) == 0)
+    if ((returning = tuple_of(returning_type, items, 2)) == NULL)
+        goto over;
+    /* A signal handler may have closed the manager while any of these was made. */
+    if (!are_all(self->phases, self->posted, self->count))
+        goto none;
+    if (commit(self, returning, after, buffer, 1, unfinished) == 0)
         result = Py_NewRef(handed);
     goto over;
 none:
@@ -1651,6 +1660,9 @@ static PyObject *dicts(PyObject *module, PyObject *args) {
         return NULL;
     }
     PyObject *found = PyList_New(count);
+    if (found == NULL)
+        return NULL;
+    PyObject_GC_UnTrack(found); /* who looks at all objects in a collection would find it half empty */
     for (Py_ssize_t position = 0; found != NULL && position < count; position++) {
         PyObject *dict = PyDict_New();
         if (dict == NULL || PyList_SetItem(found, position, dict) < 0) {
@@ -1667,6 +1679,8 @@ static PyObject *dicts(PyObject *module, PyObject *args) {
             }
         }
     }
+    if (found != NULL)
+        PyObject_GC_Track(found);
     return found;
 }
 

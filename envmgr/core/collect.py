@@ -464,7 +464,8 @@ class Collector:
 
     def take_arrays(self, selection: Selection) -> HandedOut | None:
         """As `take`, for who wants arrays: what is ordinary is read at once, and handed out."""
-        handed = None if selection.in_c is None else selection.in_c.hand_out(selection.recipes)
+        in_c = selection.in_c
+        handed = None if in_c is None else in_c.hand_out(selection.recipes)
         if handed is None:
             return self.take(selection)
         result: HandedOut = handed

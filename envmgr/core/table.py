@@ -1353,6 +1353,7 @@ class Selections:
             self._count_steps()
             for known in self._known.values():
                 known.recipes.clear()  # which know their selection: let go of it now, not later
+                known.in_c = None  # nobody counts what is posted for it, or has it know of moves
             self._known.clear()
         if selection.is_slice and self._block is not None:
             selection.window = Window(self._block, selection.rows, self._table.tokens)

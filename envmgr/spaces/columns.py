@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.spaces.layouts import Layout
+from envmgr.spaces.layouts import Layout, has_buffer
 from envmgr.spaces.reading import Unreadable, read_list
 from envmgr.spaces.values import Array, ValueMismatchError, rebuilt
 
@@ -68,18 +68,21 @@ class ActionColumns:
 
     @property
     def in_c(self) -> tuple[bool, int, int] | None:
-        """Whether actions are numbers, and the least and the largest; None: C cannot check them."""
+        """Whether actions are numbers, and the least and the largest; None: C cannot take them."""
         if self._lone is None:
             return None
         bounds = self._bounds[0]
         if not self._is_number:
-            return (False, 0, 0) if bounds is None else None
+            return (False, 0, 0) if bounds is None and has_buffer(self._dtype) else None
         if self._dtype != np.int64:
             return None
+        info = np.iinfo(np.int64)
+        least, most = int(info.min), int(info.max)
         if bounds is None:
-            info = np.iinfo(np.int64)
-            return True, int(info.min), int(info.max)
-        return (True, *bounds) if type(bounds[0]) is int else None
+            return True, least, most
+        low, high = bounds
+        # A Discrete may say of numbers that they are its own which have no room in its dtype.
+        return (True, low, high) if type(low) is int and least <= low and high <= most else None
 
     def of_values(self, values: Sequence[Any]) -> tuple[list[Array], Any] | None:
         """Pack one action for each env.

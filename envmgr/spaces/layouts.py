@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,20 @@ that is 1 KiB."""
 
 _TEXT_LENGTH = struct.Struct("<I")
 _MOST_KNOWN_TEXTS = 1024
+
+
+@cache
+def has_buffer(dtype: np.dtype[Any]) -> bool:
+    """Return whether C finds its way in arrays of a dtype, of which it knows their buffers alone.
+
+    There is none of times, nor of records with a time in them, or with fields that overlap.
+    """
+    array: Any = np.empty(0, dtype)
+    try:
+        memoryview(array)
+    except (ValueError, TypeError, BufferError):
+        return False
+    return True
 
 
 @dataclass(frozen=True)

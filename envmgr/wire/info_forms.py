@@ -1025,9 +1025,9 @@ class InfoWriter:
         """Write an info that is not empty; False if it has to go otherwise."""
         # As of `_Packer.write`, in one piece: it is in every step, and there in C, too.
         if (
-            [*info] == self._keys
+            self._versions[0] == self._version
+            and [*info] == self._keys
             and [*map(type, info.values())] == self._types
-            and self._versions[0] == self._version
         ):
             try:
                 self._pack_into(self._record, 0, self._presence, *info.values())

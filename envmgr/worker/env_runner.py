@@ -32,6 +32,7 @@ from envmgr.env.steps import step_function, step_in_two
 from envmgr.hot import hot
 from envmgr.spaces import Layout, NonFiniteError, ValueMismatchError
 from envmgr.spaces.agents import random_action
+from envmgr.spaces.layouts import has_buffer
 from envmgr.spaces.reading import short_text
 from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, REWARD_SHIFT
@@ -222,7 +223,8 @@ class EnvRunner:
 
     def report_exception(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
         """Report that a step has raised; return False, for no reset follows."""
-        self._messages.send(sink.exception_reply(key, error, "step"))
+        # With the notices of this step: the next one may be an ordinary one in C, which sends none.
+        self.send(sink, key, (sink.exception_reply(key, error, "step"),))
         return False
 
     def report_abnormal(self, sink: MessageSink, key: Any, info: Any) -> bool:
@@ -555,7 +557,9 @@ def _converts_actions(runner: EnvRunner, actions: Layout) -> bool:
 
 
 def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
-    """Return what takes the steps of an env whose observation is one array in C; None without that.
+    """Return what takes the steps of an env whose observation is one array in C; None without C.
+
+    Nor is there anything for arrays that have no buffer, which is all that C knows of them.
 
     What C has is `EnvRunner.take_step` for steps about which nothing is out of the
     ordinary: gymnasium's five values, or a timestep; an array that fits, a number as the reward, an
@@ -563,7 +567,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
     Ends of episodes come back here.
     """
     writer, single = runner.writer, runner.writer.single_array
-    if hot is None or single is None:
+    if hot is None or single is None or not has_buffer(single.dtype):
         return None
     dtype, shape, targets, _, _, after_step, finite = single
     if finite is not None and dtype not in _TESTED_IN_C:
@@ -618,11 +622,16 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
         runner.begin_episode_later(sink, token)
         return True
 
+    def fail(token: int, error: BaseException, has_ended: bool = False) -> bool:
+        if has_ended:
+            runner.end_episode()
+        return runner.report_exception(sink, token, error)
+
     step: StepFunction = hot.OrdinaryStep(
         env=env,
         step_buffer=writer.step_buffer_cell,
         rest=lambda token, result: runner.take_step(sink, token, step_result_of, result),
-        failed=partial(runner.report_exception, sink),
+        failed=fail,
         end=end_episode,
         write_info=sink.write_info,
         after=after_step,

@@ -52,6 +52,7 @@ def rows(trainer: str) -> list[list[str]]:
 
 def is_ours(code: str) -> bool:
     """Return whether a piece of code in the second column names something that envmgr has."""
+    code = code.removeprefix("envmgr.")
     owner, dot, rest = code.partition(".")
     name = _WORDS.match(rest if dot and owner in ("manager", *OWNERS) else code)
     if name is None:

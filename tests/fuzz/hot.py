@@ -16,6 +16,7 @@ import re
 import sys
 import time
 import types
+import weakref
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -58,7 +59,7 @@ from envmgr.wire.block import (
     token_of,
 )
 from envmgr.wire.info_columns import InfoColumn
-from envmgr.wire.messages import EpisodePlan
+from envmgr.wire.messages import EpisodePlan, Message, Op
 from envmgr.worker import block_steps, env_runner
 from tests.rig import Rig
 from tests.unit.host_rigs import BlockRig
@@ -161,6 +162,13 @@ class OddKey:
         raise ValueError("cannot be compared")
 
 
+class OddOtherKey(OddKey):
+    """A key that no key can be compared with, and that is not where the one looked for would be."""
+
+    def __hash__(self) -> int:
+        return 1
+
+
 class SamePlace:
     """A key that says that it is the one that is looked for."""
 
@@ -214,13 +222,20 @@ class FieldsOfItsOwn(type):
         raise AttributeError("none")
 
 
+class OddFields(tuple):  # type: ignore[type-arg]
+    """A tuple of four whose fields cannot be compared with those of a timestep."""
+
+    __slots__ = ()
+    _fields = ("obs", "reward", "done", OddKey())
+
+
 class Fieldless(tuple, metaclass=FieldsOfItsOwn):
     """A tuple of four whose type has no fields to show."""
 
     __slots__ = ()
 
 
-def observation_of(rng: random.Random, space: Box) -> Make:
+def observation_of(rng: random.Random, space: Any) -> Make:
     """Return what makes an observation, mostly one of the space."""
     shape, dtype = space.shape, space.dtype
     seed = rng.randrange(1 << 30)
@@ -345,8 +360,22 @@ def flag_of(rng: random.Random) -> Make:
     return rng.choice(odd) if rng.random() < 0.2 else lambda: False
 
 
-def info_of(rng: random.Random) -> Make:
-    """Return what makes an info, mostly an empty one."""
+USUAL_INFOS: list[dict[str, Any]] = [
+    {},
+    {"x": 1.5},
+    {"x": 1.5, "n": 3},
+    {"x": np.float64(1.5), "told": "text", "place": np.arange(3)},
+]
+
+
+def _gone() -> Any:
+    """Return a reference to an object that is gone: whatever is asked of it raises."""
+    return weakref.proxy(OddKey())
+
+
+def info_of(rng: random.Random, usual: dict[str, Any]) -> Make:
+    """Return what makes an info, mostly an empty one or such a one."""
+    first = next(iter(usual), "x")
     odd: list[Make] = [
         lambda: {"a": 1, "b": [1.5, "text"]},
         lambda: {"a": np.float64(1.5), "b": np.arange(3)},
@@ -357,6 +386,11 @@ def info_of(rng: random.Random) -> Make:
         lambda: {"terminated": True},
         lambda: {1: 2},
         lambda: {OddKey(): 1},
+        lambda: {OddOtherKey(): 1},
+        lambda: {OddOtherKey(): 1, "n": 3},
+        lambda: {**usual, first: _gone()},
+        lambda: {**usual, first: 1 << 70},
+        lambda: {**usual, "more": 1},
         lambda: {SamePlace(): True},
         lambda: {"object": object()},
         lambda: collections.OrderedDict(),
@@ -368,7 +402,9 @@ def info_of(rng: random.Random) -> Make:
         lambda: ({"abnormal": True},),
         lambda: 7,
     ]
-    return rng.choice(odd) if rng.random() < 0.3 else dict
+    if rng.random() < 0.3:
+        return rng.choice(odd)
+    return usual.copy if rng.random() < 0.6 else dict
 
 
 ERRORS: list[Make] = [
@@ -383,19 +419,20 @@ ERRORS: list[Make] = [
 ]
 
 
-def result_of(rng: random.Random, space: Box, *, gives_five: bool) -> Make:
+def result_of(rng: random.Random, space: Any, usual: dict[str, Any], *, gives_five: bool) -> Make:
     """Return what makes the result of a step; `Raising` stands for one that raises."""
     if rng.random() < 0.03:
         error = rng.choice(ERRORS)
         return lambda: Raising(error)
-    obs, reward, info = observation_of(rng, space), reward_of(rng), info_of(rng)
+    obs, reward, info = observation_of(rng, space), reward_of(rng), info_of(rng, usual)
     one, other = flag_of(rng), flag_of(rng)
     if gives_five:
         kinds: list[Any] = [tuple] * 12 + [list, TupleKind, lambda v: v[:4], lambda v: (*v, 1)]
         kind = rng.choice(kinds)
         return lambda: kind((obs(), reward(), one(), other(), info()))
     kinds = [lambda v: EnvTimestep(*v)] * 8 + [lambda v: BaseEnvTimestep(*v)] * 4
-    kinds += [tuple, list, TupleKind, Fieldless, lambda v: Reordered(*v), lambda v: Backwards(*v)]
+    kinds += [tuple, list, TupleKind, Fieldless, OddFields]
+    kinds += [lambda v: Reordered(*v), lambda v: Backwards(*v)]
     kinds += [lambda v: Longer(*v, 3), lambda v: Attributes(*v), lambda v: v[:3], lambda v: None]
     kinds += [lambda v: (v[0], v[1], v[2], False, v[3])]
     kind = rng.choice(kinds)
@@ -404,7 +441,10 @@ def result_of(rng: random.Random, space: Box, *, gives_five: bool) -> Make:
 
 # -- workers ----------------------------------------------------------------------------------
 
-OBSERVATIONS = [
+OVERLAPPING = np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 2]})
+"""One of those dtypes whose arrays have no buffer."""
+
+OBSERVATIONS: list[Any] = [
     Box(-9, 9, (2,), np.float32),
     Box(-9, 9, (2,), np.float64),
     Box(0, 255, (3, 4, 2), np.uint8),
@@ -414,13 +454,15 @@ OBSERVATIONS = [
     Box(0, 1, (1,) * 10, np.int8),
     Box(-9, 9, (3,), np.dtype(">f4")),
     Box(-9, 9, (3,), np.int64),
+    gymnasium.Space((2,), np.dtype("M8[s]")),
+    gymnasium.Space((2,), OVERLAPPING),
 ]
 
 
 class _Steps:
     """Gives what is next in a list; envs below are of it."""
 
-    def __init__(self, space: Box) -> None:
+    def __init__(self, space: Any) -> None:
         self.observation_space, self.action_space = space, Discrete(100)
         self.gives: list[Any] = []
         self.log: list[Any] = []
@@ -458,7 +500,7 @@ class FiveEnv(_Steps, gymnasium.Env):  # type: ignore[type-arg]
         return self.first, {}
 
 
-def _worker(rng: random.Random) -> tuple[BlockRig, Box, bool, bool]:
+def _worker(rng: random.Random) -> tuple[BlockRig, Any, bool, bool]:
     space, gives_five = rng.choice(OBSERVATIONS), rng.random() < 0.5
     timed = rng.random() < 0.3
     kind = FiveEnv if gives_five else FourEnv
@@ -509,9 +551,15 @@ def worker_cases(seed: int, count: int, seen: Counter[str]) -> int:
         python, *_ = _worker(random.Random(seed))
     in_c, space, gives_five, timed = _worker(random.Random(seed))
     rng, done = random.Random(seed + 1), 0
+    usual = rng.choice(USUAL_INFOS)
+    form = info_forms.form_of(usual) if usual and rng.random() < 0.8 else None
     while done < count:
+        if form is not None and rng.random() < 0.1:  # the trainer has numbered it
+            for rig in (in_c, python):
+                rig.host.handle(Message(Op.INFO_FORMS, -1, 0, 0, [(1, form.fields)]))
+            form = None
         chosen = [i for i in range(3) if rng.random() < 0.8] or [0]
-        makes = {i: result_of(rng, space, gives_five=gives_five) for i in chosen}
+        makes = {i: result_of(rng, space, usual, gives_five=gives_five) for i in chosen}
         action, ring = rng.randrange(100), rng.choice((RING_EACH, RING_ONCE, RING_LAST))
         raised, states = [], []
         before = [int(in_c.block.replies[i]) for i in chosen]
@@ -570,15 +618,17 @@ class Side:
                 [Box(-9, 9, (2,), np.float32)] * 3 + [Box(-9, 9, (3,), np.float32)] * (N - 3),
             )
         )
-        self.actions = rng.choice(
+        self.actions: Any = rng.choice(
             (
-                Discrete(5),
-                Discrete(5),
-                Discrete(5, start=-2),
+                *[Discrete(5)] * 4,
+                *[Discrete(5, start=-2)] * 2,
                 Discrete(1 << 40),
-                Box(-np.inf, np.inf, (3,), np.float32),
+                *[Box(-np.inf, np.inf, (3,), np.float32)] * 2,
                 Box(-np.inf, np.inf, (), np.float64),
                 Box(-1, 1, (3,), np.float32),
+                Discrete(10, start=(1 << 63) - 5),
+                gymnasium.Space((2,), np.dtype("M8[s]")),
+                gymnasium.Space((2,), OVERLAPPING),
             )
         )
         self.checked, any_form = rng.random() < 0.7, rng.random() < 0.5
@@ -771,17 +821,17 @@ def _action(rng: random.Random, space: Any, form: int) -> Any:
         if rng.random() < 0.03:
             large = (1 << 63, 1 << 70, -(1 << 70), True, 1.0, "1", None, np.int32(1), np.bool_(1))
             return rng.choice((*large, np.array([1]), np.array(1), np.uint64(1), object()))
-        return np.int64(number) if form else number
+        return np.int64(number) if form and number < 1 << 63 else number
     action = np.asarray(rng.random() * np.ones(space.shape)).astype(space.dtype)
     if rng.random() < 0.04:
         return rng.choice(
             (
-                action.astype(np.int8),
+                np.ones(space.shape, np.int8),
                 action.astype(np.dtype(space.dtype).newbyteorder()),
                 np.ones((2, 2), space.dtype),
                 action.tolist(),
                 action.view(ArrayKind),
-                np.full(space.shape, np.nan, space.dtype),
+                np.full(space.shape, np.nan if action.dtype.kind == "f" else 1, space.dtype),
                 np.ones((*space.shape, 2), space.dtype)[..., 0],
                 None,
                 5,
@@ -793,7 +843,7 @@ def _action(rng: random.Random, space: Any, form: int) -> Any:
 def _batch(rng: random.Random, space: Any, count: int) -> Any:
     n = count if rng.random() < 0.97 else rng.randrange(N + 2)
     if isinstance(space, Discrete):
-        low, high = int(space.start), int(space.start) + int(space.n)
+        low, high = int(space.start), min(int(space.start) + int(space.n), (1 << 63) - 1)
         batch = np.array([rng.randrange(low, high) for _ in range(n)], np.int64)
         if rng.random() < 0.05 and n:
             batch[rng.randrange(n)] = rng.choice((low - 1, high, -(1 << 63)))
@@ -805,16 +855,17 @@ def _batch(rng: random.Random, space: Any, count: int) -> Any:
     raw = bytearray(batch.nbytes + 1)
     unaligned = np.ndarray(batch.shape, batch.dtype, raw, 1)
     unaligned[...] = batch
+    numbers = batch if batch.dtype.names is None else np.zeros(batch.shape)
     odd: list[Any] = [
         batch.tolist(),
-        batch.astype(np.int32),
+        numbers.astype(np.int32),
         batch.astype(batch.dtype.newbyteorder()),
         batch[::-1],
         batch[..., None],
         batch.view(ArrayKind),
         dict(enumerate(batch.tolist())),
         unaligned,
-        batch.astype(np.longlong),
+        numbers.astype(np.longlong),
         batch.astype(object),
         np.asfortranarray(batch),
         None,

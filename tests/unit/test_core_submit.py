@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmgr.core import Phase
+from envmgr.core import Phase, table
 from envmgr.core.submit import submit_calls
 from envmgr.errors import ActionError
 from envmgr.journal import Journal
@@ -63,6 +63,39 @@ def test_what_was_posted_last_is_known_while_nothing_else_is_outstanding() -> No
     rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0))
     rig.exactly(1)
     assert submitter.latest(1) is submitter.latest(2) is None
+
+
+# -- selections that are known no more ------------------------------------------------------------
+
+
+def _step_all(rig: Rig, *, ended: int | None = None) -> None:
+    """Take a step of all envs, whose selection is not known any more before they have replied."""
+    actions = dict.fromkeys(range(len(rig.supervisor.envs)), 1)
+    assert rig.supervisor.submitter.by_id(actions, RING_EACH) is not None
+    for env_id in (0, 1, 0):
+        rig.selection([env_id])
+    for env_id in actions:
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, env_id == ended, {}, 0))
+    assert list(rig.exactly(*actions)) == list(actions)
+
+
+def test_steps_are_counted_whichever_selections_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_KNOWN_SELECTIONS", 2)
+    rig = Rig(3, has_block=True).launch()
+    for _ in range(3):
+        _step_all(rig)
+    assert [rig.supervisor.selections.steps_of(env_id) for env_id in range(3)] == [3] * 3
+
+
+def test_the_host_of_a_spare_that_has_come_is_rung_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_KNOWN_SELECTIONS", 2)
+    rig = Rig(2, spare_num=1, has_block=True).launch()
+    _step_all(rig, ended=0)
+    assert rig.hosts.table.moves == 1
+    rig.reset_done(0)
+    assert rig.selection([0]).hosts == [2]
+    assert rig.supervisor.submitter.by_id({0: 1, 1: 1}, RING_EACH) is not None
+    assert [len(rig.requests(Op.STEP, env_id)) for env_id in range(2)] == [2, 2]
 
 
 # -- calls ----------------------------------------------------------------------------------------

@@ -18,19 +18,44 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 import envmgr.hot
 from envmgr import EnvTimestep
 from envmgr.hot import ABI, PURE, hot
-from envmgr.wire.block import DONE, HAS_INFO, PLAIN_END, PLAIN_END_BITS, block_is_possible
+from envmgr.spaces import codec_of
+from envmgr.wire import info_forms
+from envmgr.wire.arenas import ObservationRules
+from envmgr.wire.block import (
+    BUFFER_BITS,
+    DONE,
+    HAS_INFO,
+    PLAIN_END,
+    PLAIN_END_BITS,
+    block_is_possible,
+)
 from envmgr.wire.info_columns import InfoColumn
+from envmgr.wire.messages import Message, Op
+from envmgr.worker import block_steps, env_runner
 from envmgr.worker.copies import UNCHANGEABLE
 from tests.cases import for_each
-from tests.fuzz.hot import Different, compare, fuzz, trainer_cases, worker_cases
+from tests.fuzz.hot import (
+    Different,
+    FourEnv,
+    OddFields,
+    OddOtherKey,
+    compare,
+    fuzz,
+    plain,
+    trainer_cases,
+    without_c,
+    worker_cases,
+)
 from tests.rig import Rig
-from tests.unit.host_rigs import BlockRig
+from tests.unit.host_rigs import BlockRig, block_step
 
 in_c = pytest.mark.skipif(hot is None, reason=f"no C: {envmgr.hot.WHY}")
 
@@ -51,6 +76,58 @@ def test_a_difference_is_seen() -> None:
     compare("equal", {"a": 1}, {"a": 1})
     with pytest.raises(Different, match="a case\na: in C 1, in Python 2"):
         compare("a case", {"a": 1}, {"a": 2})
+
+
+# -- arrays that have no buffer -------------------------------------------------------------------
+
+UNBUFFERED = [
+    np.dtype("M8[s]"),
+    np.dtype("m8[ns]"),
+    np.dtype([("at", "M8[s]"), ("x", "f4")]),
+    np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 2]}),
+    np.dtype([("a:b", "f4")]),
+]
+
+
+@pytest.mark.parametrize("dtype", UNBUFFERED, ids=str)
+def test_observations_without_a_buffer_are_written_in_python(dtype: Any) -> None:
+    space: Any = gymnasium.Space((2,), dtype)
+    rig = BlockRig(env_class=lambda: FourEnv(space), observations=space)
+    for number in (1, 2):
+        obs = np.frombuffer(bytes((number,)) * 2 * dtype.itemsize, np.uint8).view(dtype)
+        assert rig.step(block_step(obs)) == []
+        assert rig.has_replied()
+        buffer = int(rig.block.flags[0]) & BUFFER_BITS
+        assert rig.arena[buffer, 0].tobytes() == obs.tobytes()
+
+
+@for_each(
+    "space",
+    [
+        *(gymnasium.Space[Any]((2,), dtype) for dtype in UNBUFFERED),
+        Discrete(10, start=2**63 - 5),  # some of its numbers have more than 64 bits
+    ],
+)
+def test_actions_that_c_cannot_take_are_left_to_python(space: Any) -> None:
+    columns = codec_of(space).action_columns(checked=True)
+    assert columns is not None
+    assert columns.in_c is None
+
+
+def test_actions_that_c_can_take_are_said_to_be_such() -> None:
+    spaces: list[Any] = [
+        Discrete(5),
+        Discrete(10, start=2**63 - 10),
+        Box(-np.inf, np.inf, (2,), np.float32),
+        gymnasium.Space((2,), np.dtype([("x", "f4"), ("n", "i8")])),
+    ]
+    found = [codec_of(space).action_columns(checked=True) for space in spaces]
+    assert [None if one is None else one.in_c for one in found] == [
+        (True, 0, 4),
+        (True, 2**63 - 10, 2**63 - 1),
+        (False, 0, 0),
+        (False, 0, 0),
+    ]
 
 
 # -- interrupts -----------------------------------------------------------------------------------
@@ -620,13 +697,13 @@ def test_an_info_that_was_written_is_flagged(written: Any, expected: int | None)
 
     step = columns.step(write_info=write_info)
     columns.env.gives = (np.ones(2, np.float32), 1.0, False, False, {"a": 1})
-    if isinstance(written, Exception):
-        with pytest.raises(ValueError, match="no"):
-            step(9, 1)
-        return
     step(9, 1)
     assert infos == [{"a": 1}]
-    if expected is None:
+    if isinstance(written, Exception):
+        assert columns.calls == [("failed", (9, written))]
+        assert (columns.replies[1], columns.flags[1], columns.rewards[1]) == (0, 0, 0.0)
+        assert columns.step_buffer[0] == 1  # the observation is written, as in Python
+    elif expected is None:
         assert [name for name, _ in columns.calls] == ["rest"]
         assert columns.replies[1] == 0
         assert columns.step_buffer[0] == 0
@@ -636,6 +713,92 @@ def test_an_info_that_was_written_is_flagged(written: Any, expected: int | None)
             9,
             1,
         )
+
+
+@in_c
+def test_fields_that_cannot_be_compared_fail_the_step() -> None:
+    columns = Columns()
+    columns.env.gives = OddFields((np.ones(2, np.float32), 1.0, False, {}))
+    columns.step(fields=EnvTimestep._fields)(9, 1)
+    ((name, (token, error)),) = columns.calls
+    assert (name, token, str(error)) == ("failed", 9, "cannot be compared")
+    assert (columns.replies[1], columns.step_buffer[0]) == (0, 0)
+
+
+@in_c
+def test_a_token_that_is_none_is_no_failure_of_the_env() -> None:
+    columns = Columns()
+    columns.env.gives = (np.ones(2, np.float32), 1.0, False, False, {"a": 1})
+    with pytest.raises(OverflowError):
+        columns.step()(-1, 1)
+    assert columns.calls == []
+
+
+USUAL = {"x": 1.5}
+
+
+def _gone() -> Any:
+    """Return what refers to an object that is gone: asked whatever, it raises."""
+    return weakref.proxy(_Env())
+
+
+ODD_RESULTS: list[Callable[[], Any]] = [
+    lambda: block_step(info={OddOtherKey(): 1}),
+    lambda: block_step(info={"x": _gone()}),
+    lambda: block_step(done=True, info={OddOtherKey(): 1}),
+    lambda: OddFields((np.ones(2, np.float32), 1.0, False, {})),
+]
+
+
+@pytest.mark.parametrize("result", ODD_RESULTS)
+def test_what_a_result_raises_when_it_is_looked_at_fails_its_env_alone(result: Any) -> None:
+    sides = []
+    for modules in ((), (env_runner, block_steps, info_forms)):
+        with without_c(*modules):
+            rig = BlockRig(2)
+            form = info_forms.form_of(USUAL)
+            assert form is not None
+            rig.host.handle(Message(Op.INFO_FORMS, 0, 0, 0, [(1, form.fields)]))
+            assert rig.step(block_step(info=USUAL)) == []
+            rig.envs[0].gives.append(result())
+            rig.post(0, 1)
+            assert rig.run() == [(0, Op.FAILED)]
+            failure = plain(rig.sent[0].payload)
+            assert (rig.has_replied(0), rig.has_replied(1)) == (False, True)
+            assert rig.step(block_step()) == []
+            runner = rig.posted._block_rows[0].runner
+            counts = runner.episodes, runner.episodes_left, rig.posted.interrupted_env_id
+            sides.append((failure, counts, bytes(rig.memory)))
+    assert sides[0] == sides[1]
+
+
+def test_the_notices_of_a_step_that_fails_come_before_its_failure() -> None:
+    rig = BlockRig(rules=ObservationRules(refuse_non_finite=True))
+    assert rig.step(block_step(np.full(2, NAN))) == [Op.NOTICE, Op.FAILED]
+    assert "it is cast" in rig.sent[0].payload
+    assert rig.step(block_step()) == []
+
+
+def test_an_interrupt_while_an_info_is_looked_at_passes_through() -> None:
+    class Interrupting:
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            raise KeyboardInterrupt
+
+    rig = BlockRig(2, propagate=(KeyboardInterrupt,))
+    form = info_forms.form_of(USUAL)
+    assert form is not None
+    rig.host.handle(Message(Op.INFO_FORMS, 0, 0, 0, [(1, form.fields)]))
+    assert rig.step(block_step(info=USUAL)) == []
+    rig.envs[0].gives.append(block_step(info={Interrupting(): 1}))
+    rig.post(0, 1)
+    with pytest.raises(KeyboardInterrupt):
+        rig.run()
+    assert (rig.has_replied(0), rig.posted.interrupted_env_id) == (False, 0)
+    assert rig.run() == []
+    assert (rig.has_replied(0), rig.has_replied(1)) == (False, True)
 
 
 TYPES = tuple(UNCHANGEABLE)
@@ -1115,6 +1278,20 @@ def test_a_manager_that_is_closed_while_a_batch_is_made_hands_nothing_out() -> N
 
 
 @in_c
+def test_one_that_is_closed_while_what_is_handed_out_is_made_hands_nothing_out() -> None:
+    replied = Replied()
+
+    class Closing(_HandedOut):
+        def __init__(self) -> None:
+            replied.phases[2] = 0
+            replied.before = bytes(replied.memory)
+
+    replied.types[1] = Closing
+    assert replied.hand_out() is None
+    assert replied.is_untouched()
+
+
+@in_c
 def test_an_end_whose_batch_cannot_be_made_stays() -> None:
     replied = Replied()
 
@@ -1511,6 +1688,7 @@ def test_infos_are_written_as_they_were_learnt_and_as_long_as_that_holds() -> No
         (6, (8, 17)),
         (6, (0, 16)),
         (6, (-8, 16)),
+        (6, (8, sys.maxsize)),
         (7, 2),
         (7, 65),
         (7, 4096),
@@ -1560,6 +1738,28 @@ def test_dicts_are_made_of_lists_that_fit() -> None:
     for arguments in unfit:
         with pytest.raises(ValueError, match="a list for each key"):
             hot.dicts(*arguments)
+
+
+@in_c
+def test_dicts_are_seen_by_nobody_before_all_of_them_are_made() -> None:
+    count, half_empty = 37, []
+
+    def look(phase: str, about: Any) -> None:
+        lists = [one for one in gc.get_objects() if type(one) is list and len(one) == count]
+        half_empty.extend(one for one in lists if len(gc.get_referents(one)) < count)
+
+    threshold = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(look)
+    gc.set_threshold(5)
+    try:
+        found = hot.dicts(("a",), [[1] * count], count)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(look)
+    assert len(half_empty) == 0  # not `== []`: that would show what is not there
+    assert found == [{"a": 1}] * count
+    assert gc.is_tracked(found)
 
 
 @in_c
