@@ -75,7 +75,7 @@ def awaited_text(hosts: Hosts, board: Board | None, now: float) -> str:
     """
     activities = activities_of(hosts)
     busy, rest = list[str](), list[str]()
-    for number in np.unique(activities).tolist():
+    for number in sorted(set(activities.tolist())):
         activity = Activity(number)
         env_ids = np.flatnonzero(activities == number).tolist()
         who, one = env_ids_text(env_ids), len(env_ids) == 1
