@@ -108,6 +108,8 @@ class FixedBatches:
             `is_stepping`.
         unseen: envs whose reset was asked for, and whose first observations the trainer has not
             been given: all at first, or after Ctrl-C in a reset. They have to be reset.
+        lost: envs of a step that ended with an exception, until they are reset: how it ended for
+            them was shown to nobody.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class FixedBatches:
         self._all = list(range(self.n))
         self.step: Step | None = None
         self.unseen: frozenset[int] = frozenset(self._all)
+        self.lost: frozenset[int] = frozenset()
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -314,6 +317,7 @@ class FixedBatches:
                 return None
         if self._raises and (failure := self.failure_in(*batches)) is not None:
             self.step = None  # it ends with the exception
+            self._lose()
             self.fail(failure)
         if len(batches) == 1:
             return self.rows_of(batches[0])
@@ -324,7 +328,13 @@ class FixedBatches:
         try:
             batches.extend(map(self.manager.recv_arrays, (min_ready,), (timeout_s,)))
         except EnvManagerError as error:
+            if self.manager.closed:
+                self._lose()
             self.fail(error)
+
+    def _lose(self) -> None:
+        """Take note that a step has ended with an exception: nobody has seen what came of it."""
+        self.unseen = self.lost = frozenset(self._all)
 
     def last_obs(self, rows: Rows) -> Any:
         """Return copies of the terminal observations of `rows.ended`: (k, *shape), or a tree.

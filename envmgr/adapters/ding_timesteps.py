@@ -25,12 +25,14 @@ class _Known(NamedTuple):
         so_far: the sum of the rewards of each env's episode.
         form: of the returns that the envs themselves give.
         n_infos: of envs that give a list of infos, one for each of their agents; else 0.
+        zero: a reward of nothing, as the envs' own are; a float until one was seen.
     """
 
     failures: dict[int, EnvFailure]
     so_far: dict[int, Any]
     form: Any
     n_infos: int
+    zero: Any = 0.0
 
 
 class Fate(Protocol):
@@ -104,7 +106,7 @@ class Ends:
             fate: what they are delivered with; None: they are.
         """
         known = self._settled()
-        known = known._replace(so_far={**known.so_far})
+        known = known._replace(so_far={**known.so_far}, zero=_zero_of(timesteps, known.zero))
         so_far = known.so_far
         found = dict(timesteps)
         for env_id, (_, reward, done, _) in timesteps.items():
@@ -123,7 +125,7 @@ class Ends:
     def _completed(
         self, env_id: int, timestep: EnvTimestep, known: _Known
     ) -> tuple[EnvTimestep, _Known]:
-        total, info = known.so_far.get(env_id, 0.0), _copied(timestep.info)
+        total, info = known.so_far.get(env_id, known.zero), _copied(timestep.info)
         zero = known.so_far[env_id] = _zero_like(total)
         if not is_abnormal(info):
             if isinstance(info, (list, tuple)):
@@ -165,12 +167,20 @@ def _zero_like(total: Any) -> Any:
     return np.zeros_like(total) if isinstance(total, np.ndarray) else 0.0
 
 
+def _zero_of(timesteps: Mapping[int, EnvTimestep], known: Any) -> Any:
+    """Return a zero as the envs' own rewards are, as far as one was seen."""
+    if isinstance(known, np.ndarray):
+        return known
+    rewards = (t.reward for t in timesteps.values() if not is_abnormal(t.info))
+    return next((np.zeros_like(r) for r in rewards if isinstance(r, np.ndarray)), known)
+
+
 def _in_form_of(form: Any, total: Any) -> Any:
     """Return a sum of rewards as the returns of the envs are, so that they can be averaged."""
     if np.size(total) != 1:
         return total
     if isinstance(form, np.ndarray):
-        return np.full_like(form, np.ravel(total)[0])
+        return np.full(form.shape, np.ravel(total)[0], np.result_type(form.dtype, np.float64))
     return total if form is None else float(np.ravel(total)[0])
 
 

@@ -182,7 +182,9 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         infos = gym_infos.batched((by_id.get(i, {}) for i in range(n)), self._add)
         result = self._shown(obs), infos
         self._final = final
-        batches.unseen = batches.unseen.intersection(final)  # the last: they are seen now
+        batches.lost = batches.lost.difference(ids)
+        # The last: they are seen now.
+        batches.unseen = batches.unseen.intersection(final) | batches.lost
         return result
 
     # -- steps ------------------------------------------------------------------------------

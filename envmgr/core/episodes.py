@@ -510,6 +510,8 @@ class ExplicitResets:
         elif env.phase is Phase.ENDING and env.follow_up is Next.NOTHING:
             self._repair.forgive(env)
             env.follow_up = Next.RENEW_HOST
+        elif self._table.resets_in_next_step[env.env_id]:
+            self._episodes.begin(env)  # at once: nobody steps the others meanwhile
         elif env.phase in (Phase.RESETTING, Phase.CANCELLING):
             env.again = env.again or not joins
         return False
@@ -526,7 +528,9 @@ class ExplicitResets:
         timestep = self._table.undelivered.pop(env.env_id, None)
         if timestep is None:
             self._hosts.cancel(env)
-        elif timestep.done and not is_abnormal(timestep.info):  # nobody saw that episode's end
+        elif is_abnormal(timestep.info):
+            self._statistics.abnormal -= 1
+        elif timestep.done:  # nobody saw that episode's end
             env.episodes_done -= 1
             env.has_plan = False
             self._statistics.episodes -= 1

@@ -913,7 +913,8 @@ class Repair:
             Condition.LAUNCH_FAILED: (
                 self._table.launching and culprit.env_id in self.launch_failures
             ),
-            Condition.RAISED: self.urgent,
+            # A number that is not finite may be raised, too, and ends nothing else.
+            Condition.RAISED: self.urgent and not self._policy.recover,
         }
         situation = self._situation(env, Lost.HOST, found)
         situation = self._decide_on_episode(env, situation)

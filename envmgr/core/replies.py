@@ -874,9 +874,9 @@ class ReplyDispatcher:
 
     def time_out(self, env: ManagedEnv) -> None:
         """An env has exceeded the limit of what it is doing, unless it has just done it."""
-        before, group = env.phase, env.group
+        before, token, group = env.phase, env.token, env.group
         self._apply_replied(group.envs)
-        if env.phase not in (before, Phase.STEPPING):
+        if env.token != token or env.phase not in (before, Phase.STEPPING):
             self._hosts.limits.finished(group)
         elif group.is_async and env.phase in AWAITED and env.cancelled != env.request_id:
             self._hosts.cancel_request(env)

@@ -56,7 +56,7 @@ class ResetArguments:
                     f"{dict(options)!r}. Have the env take reset(*, seed=None, options=None), or "
                     "leave out its reset params"
                 )
-            arguments["options"] = options
+            arguments["options"] = dict(options)  # for the env to change: they may be used again
         if seed is not None:
             if "seed" in self._taken:
                 arguments["seed"] = seed

@@ -257,6 +257,7 @@ class VectorBatch(BatchedEnv):
         if len(obs) != self.num_envs:
             check_rows(self.env, "step", obs, self.num_envs)
         self._first.clear()  # what nobody has asked for before this step is over
+        self._seeds.clear()
         begun, self._ended = self._ended, np.logical_or(terminated, truncated)
         if self.mode is AutoresetMode.NEXT_STEP and 1 in begun.tobytes():
             self._note_begun(begun.nonzero()[0].tolist(), obs, infos)

@@ -48,6 +48,7 @@ from envmgr.env.batch_specs import batches_of
 from envmgr.errors import (
     ConfigError,
     EnvAttributeError,
+    EnvNotReadyError,
     LaunchError,
     ManagerClosedError,
     SnapshotMismatchError,
@@ -72,6 +73,7 @@ from envmgr.manager.snapshots import (
     checked_snapshot,
     come_to_rest,
     read_snapshot,
+    refuse_rows,
     refuse_spares,
     snapshot_of,
 )
@@ -1393,6 +1395,10 @@ class EnvManager:
                     raise SnapshotMismatchError(
                         f"env {env_id} cannot be restored: {reason}. Nothing was changed."
                     )
+            if not all(env.is_callable for env in supervisor.envs):
+                raise EnvNotReadyError(
+                    "restore: a worker has died meanwhile. Nothing was changed: call it again."
+                )
             restored = {
                 env_id: (SavedEnv(env.state, record.obs, record.reset_info, env.episodes), record)
                 for env_id, (env, record) in enumerate(zip(snapshot.envs, records, strict=True))
@@ -1410,6 +1416,7 @@ class EnvManager:
     def _at_rest(self, supervisor: Supervisor, what: str) -> list[EnvRecord]:
         """Wait until nothing is under way; return what is known of each env then."""
         refuse_spares(what, self._config.spare_env_num)
+        refuse_rows(what, supervisor.envs)
         self._running.engine.see_ends_of_leases()
         validate.refuse_leased(supervisor.table, supervisor.table.all_ids, what)
         come_to_rest(self._running.engine, what)

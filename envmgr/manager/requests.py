@@ -9,7 +9,14 @@ from typing import Any
 from envmgr.core import Phase, validate
 from envmgr.core.engine import Engine
 from envmgr.core.submit import submit_calls
-from envmgr.errors import EnvAttributeError, EnvFailure, EnvProtocolError, MethodAccessError
+from envmgr.core.table import EnvTable
+from envmgr.errors import (
+    EnvAttributeError,
+    EnvFailure,
+    EnvNotReadyError,
+    EnvProtocolError,
+    MethodAccessError,
+)
 from envmgr.wire.messages import Attribute, Op, RemoteFailure
 
 
@@ -19,7 +26,7 @@ def await_callable(engine: Engine, env_ids: Sequence[int], what: str) -> None:
     Or until an env is gone, or the run has failed. The engine's lock is held, here and below.
 
     Raises:
-        EnvNotReadyError: an env has an action under way.
+        EnvNotReadyError: an env has an action under way, or waits for a step of others.
     """
     supervisor = engine.supervisor
     engine.see_ends_of_leases()
@@ -29,9 +36,23 @@ def await_callable(engine: Engine, env_ids: Sequence[int], what: str) -> None:
     def settled() -> bool:
         if repair.fatal is not None or any(env.is_gone for env in envs):
             return True
-        return all(env.is_callable for env in envs)
+        return all(env.is_callable for env in envs) or bool(waiting_rows(supervisor.table, env_ids))
 
     engine.wait_until(settled, doing=what)
+    rows = waiting_rows(supervisor.table, env_ids)
+    if rows and repair.fatal is None:
+        raise EnvNotReadyError(
+            f"{what}: the next episodes of envs {rows} begin with the next step of the other rows "
+            "of their vector env (autoreset mode NextStep), which they wait for. Step those first, "
+            "or reset these. Nothing was sent to any env."
+        )
+
+
+def waiting_rows(table: EnvTable, env_ids: Sequence[int]) -> list[int]:
+    """Return the envs whose next episodes begin with a step of others that nobody has sent."""
+    if 1 not in table.resets_in_next_step:
+        return []
+    return [i for i in env_ids if table.resets_in_next_step[i] and not table.is_coming(i)]
 
 
 def send_requests(

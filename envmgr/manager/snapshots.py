@@ -22,6 +22,7 @@ import numpy as np
 from envmgr import pickles
 from envmgr.core.engine import Engine
 from envmgr.core.episodes import EnvRecord, hurry_to_rest, is_at_rest
+from envmgr.core.table import ManagedEnv
 from envmgr.core.validate import checked_folder
 from envmgr.errors import ConfigError, EnvFailure, SnapshotError, SnapshotMismatchError
 from envmgr.lifecycle import EnvState
@@ -213,6 +214,20 @@ def refuse_spares(what: str, spare_num: int) -> None:
         raise SnapshotError(
             f"{what} is not for managers with spares, whose states are not a part of snapshots "
             f"(spare_env_num is {spare_num}); leave it 0"
+        )
+
+
+def refuse_rows(what: str, envs: Sequence[ManagedEnv]) -> None:
+    """Refuse what is not for rows of batched envs.
+
+    Raises:
+        SnapshotError: there are some.
+    """
+    rows = [env.env_id for env in envs if env.batch is not None]
+    if rows:
+        raise SnapshotError(
+            f"{what} is not for rows of batched envs, which share one object (envs {rows}). Give a "
+            "factory for each env"
         )
 
 

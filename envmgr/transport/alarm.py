@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 _AGAIN_S = 0.1
 """The alarm rings again and again: at first the code may have been just about to sleep."""
 
+_LEAST_S = 1e-3
+
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -82,7 +84,8 @@ class Alarm:
         self._limit_s, self._has_raised = limit_s, False
         self.before = _Before(handler, *timer, time.monotonic())
         signal.signal(signal.SIGALRM, self._ring)
-        signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
+        # A timer of 0 s would never ring.
+        signal.setitimer(signal.ITIMER_REAL, max(limit_s, _LEAST_S), _AGAIN_S)
 
     def restore(self) -> None:
         """Put back the handler and the timer that were there; may be called again."""

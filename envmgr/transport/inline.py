@@ -172,7 +172,7 @@ class InlineTransport(Transport):
     def _close_killed(self) -> None:
         while self._to_close:
             host = self._to_close.popleft()  # first: env code that was interrupted is not run again
-            self._alarm.bound(self._close_s, host.close)
+            self._alarm.bound(max(self._close_s, _LEAST_SHARE_S), host.close)
 
     def _run_all(self, *, waits: bool) -> bool:
         """Run what else hosts have to do; return whether there was anything.

@@ -51,8 +51,8 @@ class AsyncEnvRunner(EnvRunner):
         return False
 
     def _step(self, sink: MessageSink, key: Any, action: Any) -> Steps[None]:
-        yield
         try:
+            yield  # here too: it may be cancelled before its first turn
             step_result = yield from self._step_with(action)
         except BaseException as error:  # as in `take_step`
             self.report_exception(sink, key, error)

@@ -170,7 +170,8 @@ class WorkerLoop:
         while not serving.done():
             try:
                 self._made().run_until_complete(serving)
-            except SystemExit:  # of a task that an env has started: who awaits it is told
+            except (SystemExit, KeyboardInterrupt):
+                # Of a task that an env has started, as workers ignore Ctrl-C: who awaits it is told.
                 if serving.done():
                     raise
 
@@ -335,10 +336,10 @@ class EnvWork:
 
 def _run_after(then: Callable[[], None], earlier: asyncio.Task[None] | None) -> Steps[None]:
     if earlier is not None and not earlier.done():
-        yield
         import asyncio
 
         try:
+            yield  # here too: it may be cancelled before its first turn
             yield from wait_for(asyncio.wait([earlier]))
         except asyncio.CancelledError:
             earlier.cancel()

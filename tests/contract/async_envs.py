@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
 
-RAISE, EXIT, DIE, HANG, DEAF, BLOCK, MEET, END, WRONG = range(9001, 9010)
+RAISE, EXIT, DIE, HANG, DEAF, BLOCK, MEET, END, WRONG, INTERRUPT = range(9001, 9011)
 """Actions; others are steps that are told of."""
 
 OBS = Box(-np.inf, np.inf, (3,), np.float64)
@@ -201,8 +201,13 @@ class InTasks(Plain):
 
     async def step(self, action: Any) -> Any:
         """Take a step."""
+        if action == INTERRUPT:
+            await asyncio.create_task(self._interrupt())
         (timestep,) = await asyncio.gather(super().step(action))
         return timestep
+
+    async def _interrupt(self) -> None:
+        raise KeyboardInterrupt
 
 
 class NotAsync(gymnasium.Env[Any, Any]):

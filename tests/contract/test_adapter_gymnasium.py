@@ -379,6 +379,23 @@ def test_crashes_are_too_or_are_raised(vector_env: Callable[..., ManagerVectorEn
     assert envs.manager.closed
 
 
+def test_what_a_step_that_was_raised_has_ended_is_shown_to_nobody_as_going_on(
+    vector_env: Callable[..., ManagerVectorEnv],
+) -> None:
+    envs = vector_env({"type": "base"}, n=2)
+    raising = as_gymnasium(envs.manager, on_failure="raise")
+    raising.reset(options={"reset_mask": np.array([True, False])})  # the first shows all of them
+    raising.step([1, 1])
+    with pytest.raises(ValueError, match="of the env"):
+        raising.step([RAISE, 1])
+    raising.reset(options={"reset_mask": np.array([True, False])})
+    with pytest.raises(ResetNeeded):  # who knows how env 1 has ended?
+        raising.step([1, 1])
+    raising.reset(options={"reset_mask": np.array([False, True])})
+    raising.step([1, 1])
+    raising.close()
+
+
 def test_a_manager_that_raises_ends_and_can_be_closed(
     vector_env: Callable[..., ManagerVectorEnv],
 ) -> None:

@@ -33,6 +33,7 @@ from tests.contract.async_envs import (
     END,
     EXIT,
     HANG,
+    INTERRUPT,
     MEET,
     RAISE,
     WRONG,
@@ -276,6 +277,15 @@ def test_an_env_that_exits_costs_itself(env: Any) -> None:
         assert "sys.exit(3)" in str(timesteps[1].info["error"])
         assert len(step_all(manager)) == 4
         assert manager.generations == [0, 1, 0, 0]
+
+
+def test_an_interrupt_that_a_task_of_an_env_raises_costs_it_alone() -> None:
+    with make(InTasks, num_workers=1) as manager:
+        timesteps = step_all(manager, env_1=INTERRUPT)
+        assert [bool(t.info.get("abnormal")) for t in timesteps.values()] == [0, 1, 0, 0]
+        assert "KeyboardInterrupt" in str(timesteps[1].info["error"])
+        assert len(step_all(manager)) == 4
+        assert (manager.generations[0], manager.generations[2]) == (0, 0)
 
 
 def test_a_step_that_exceeds_its_limit_costs_its_env_and_says_where_it_was() -> None:

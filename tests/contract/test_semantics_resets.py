@@ -431,3 +431,28 @@ def test_with_auto_reset_off_a_dead_env_is_renewed_but_not_reset(
 def test_reset_inplace_needs_auto_reset(world: World, setup: Setup) -> None:
     with Raises(ConfigError, "reset_inplace", "auto_reset"):
         world.make(setup, 1, auto_reset=False, reset_inplace=True)
+
+
+class TakesItsOptions(ScriptedGymEnv):
+    """Takes what it needs out of its options, as some do."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Begin an episode."""
+        obs, info = super().reset(seed=seed, options=options)
+        return obs, {**info, "level": None if options is None else options.pop("level")}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@every_kind
+def test_an_env_that_changes_its_options_gets_them_again(
+    world: World, setup: Setup, in_place: bool
+) -> None:
+    manager = world.make(
+        setup, 2, env=TakesItsOptions, launch=False, reset_inplace=in_place, max_retry=1
+    )
+    manager.launch({i: {"level": 3} for i in range(2)})
+    manager.reset({0: {"level": 4}})
+    for _ in range(3):
+        ready_all(manager)
+        assert [info["level"] for info in manager.reset_infos([0, 1])] == [4, 3]
+        step_all(manager, {0: Do.END, 1: Do.END})

@@ -15,7 +15,13 @@ from gymnasium.vector.utils import batch_space
 
 from envmgr import GymVectorEnvManager, as_gymnasium, create_env_manager, make
 from envmgr.env import BatchedEnvSpec, VectorBatch
-from envmgr.errors import ConfigError, EnvNotReadyError, LaunchError, NothingReadyError
+from envmgr.errors import (
+    ConfigError,
+    EnvNotReadyError,
+    LaunchError,
+    NothingReadyError,
+    SnapshotError,
+)
 from envmgr.wire.info_columns import columns_of
 from envmgr.wire.info_forms import RecordBatch
 from tests.contract.harness import ALL_BLOCK, INLINE, SOME_MESSAGE, Setup, over, ready_all
@@ -120,6 +126,28 @@ def test_a_row_waits_for_the_next_step_whatever_is_reset_by_hand() -> None:
             assert manager.ready_obs_id == left
         manager.step(dict.fromkeys(left, 0))
         assert manager.ready_obs_id == [0, 1, 2]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("all_rows", [True, False])
+@over(INLINE, ALL_BLOCK)
+def test_a_row_that_waits_for_the_next_step_can_be_reset_by_hand_and_asked_nothing(
+    setup: Setup, all_rows: bool
+) -> None:
+    spec = BatchedEnvSpec(partial(vector_of, SIZE, "NextStep"), SIZE)
+    with create_env_manager({**setup.cfg, "seed": 9}, env_fn=[spec] * SIZE) as manager:
+        while len(manager.ready_obs) == SIZE:
+            manager.step(dict.fromkeys(manager.ready_obs, 0))
+        waiting = [i for i in range(SIZE) if i not in manager.ready_obs_id]
+        with pytest.raises(EnvNotReadyError, match="next step of the other rows"):
+            manager.get_attr("options")
+        with pytest.raises(SnapshotError, match="rows of batched envs"):
+            manager.snapshot()
+        manager.reset(None if all_rows else dict.fromkeys(waiting))
+        assert manager.ready_obs_id == [0, 1, 2]
+        assert len(manager.get_attr("options")) == SIZE
+        timesteps = manager.step(dict.fromkeys(range(SIZE), 0))
+        assert not any(t.info.get("abnormal") for t in timesteps.values())
 
 
 @over(INLINE, ALL_BLOCK)

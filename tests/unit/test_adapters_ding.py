@@ -68,6 +68,20 @@ def test_an_end_without_a_return_gets_the_sum_with_its_last_reward() -> None:
     assert run(Ends(), step(1.0), step(0.25, True)).info["eval_episode_return"] == 1.25
 
 
+def test_a_failure_before_all_rewards_has_the_form_of_the_others() -> None:
+    ends = Ends()
+    found = ends.complete({0: failed(), 1: step(one(1.0))})
+    assert (found[0].reward.shape, found[0].reward.dtype) == ((1,), np.float32)
+    assert np.shape(ends.complete({2: failed()})[2].reward) == (1,)
+
+
+def test_a_return_is_not_cut_to_the_ints_of_the_envs_own() -> None:
+    ends = Ends()
+    run(ends, step(1.0, True, {"eval_episode_return": np.array([12])}))
+    told = run(ends, step(3.7), failed()).info["eval_episode_return"]
+    assert told.tolist() == [3.7]
+
+
 @pytest.mark.parametrize("own", [2.5, np.float32(2.5), np.array([2.5], np.float64), None])
 def test_reward_and_return_after_a_failure_have_the_form_of_the_envs_own(own: Any) -> None:
     ends = Ends()

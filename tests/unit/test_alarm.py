@@ -71,6 +71,12 @@ def test_code_that_takes_too_long_is_ended_and_all_is_as_before() -> None:
     assert interval_s == 5.0
 
 
+def test_no_time_at_all_is_a_limit_too() -> None:
+    alarm = Alarm()
+    alarm.bound(0.0, wait_for_alarm)
+    assert "wait_for_alarm" in alarm.where
+
+
 def test_the_users_own_alarm_comes_through() -> None:
     seen = []
     signal.signal(signal.SIGALRM, lambda *_: seen.append(1))

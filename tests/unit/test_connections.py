@@ -132,6 +132,29 @@ def test_after_an_interrupt_anywhere_each_frame_is_sent_once(world: World, waits
     assert n_points > 20
 
 
+def test_what_a_handler_sends_in_the_midst_of_others_comes_after_them(world: World) -> None:
+    connections, large = world.connections, b"f" * 200_000
+    requests: deque[tuple[int, bytes]] = deque()
+
+    def prepare() -> None:
+        requests.append((1, encode(message(1, large))))
+
+    n_points = 0
+    for where in at_each_point(prepare, lambda: connections.send_each(requests)):
+        n_points += 1
+        n_left = len(requests)
+        connections.send(1, encode(message(2, b"x")))  # the manager is being closed
+        found: list[Any] = []
+        while connections.unsent:
+            found += world.received(1)
+            connections.flush()
+        found += world.received(1)
+        # Nothing of it was sent yet, or all of it comes first.
+        assert found == [large, b"x"] or (n_left and found == [b"x"]), where
+        requests.clear()
+    assert n_points > 10
+
+
 # -- reading --------------------------------------------------------------------------------------
 
 

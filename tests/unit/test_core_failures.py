@@ -1093,6 +1093,26 @@ def test_non_finite_values_may_end_the_manager_rather_than_the_episode() -> None
     assert rig.supervisor.repair.fatal is None
 
 
+def test_numbers_that_are_raised_give_no_neighbour_of_others_up() -> None:
+    rig = shared(4, num_workers=2, raise_non_finite=True)
+    rig.send(0)
+    rig.fail(0, kind=FailureKind.NON_FINITE)  # and nobody has made a call since
+    rig.die(2)  # the worker of 2 and 3
+    assert rig.supervisor.repair.take_fatal()
+    recover_all(rig, 2, 3)
+    assert rig.slot(3).host_id is not None
+
+
+def test_an_abnormal_timestep_that_is_cancelled_is_none() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.fail()
+    assert rig.supervisor.statistics.abnormal == 1
+    rig.reset()
+    assert rig.supervisor.statistics.abnormal == 0
+    assert rig.identity_holds()
+
+
 # -- rows of batched envs -------------------------------------------------------------------------
 
 

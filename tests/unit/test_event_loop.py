@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from envmgr.env.contract import EnvContractError
 from envmgr.wire.messages import Message, Op
+from envmgr.worker.async_runner import AsyncEnvRunner
 from envmgr.worker.event_loop import (
     AwaitableSteps,
     EnvWork,
@@ -166,6 +169,21 @@ def test_to_cancel_what_follows_is_to_cancel_what_is_under_way(loop: WorkerLoop)
     assert "in hang" in work.where
     turn(loop)
     assert log == ["cancelled", "after it"]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_step_that_is_cancelled_at_any_moment_is_answered(loop: WorkerLoop, turns: bool) -> None:
+    work, errors = EnvWork(loop), list[BaseException]()
+    runner: Any = SimpleNamespace(
+        _step_with=lambda action: wait_for(asyncio.Event().wait()),
+        report_exception=lambda sink, key, error: errors.append(error),
+    )
+    work.run(AsyncEnvRunner._step(runner, Mock(), 7, 1), request(7), "step")
+    if turns:
+        turn(loop)
+    work.cancel(7, "step")
+    turn(loop)
+    assert [type(error) for error in errors] == [asyncio.CancelledError]
 
 
 def test_it_says_whose_code_runs(loop: WorkerLoop, noted: list[int]) -> None:

@@ -151,6 +151,7 @@ class Connections:
 
         This must not be interrupted.
         """
+        self._journal.finish()  # a handler that closes may have come while frames were written
         channel = self.by_host.get(host_id)
         if channel is None:
             return  # killed, or its death has been seen; HostDied comes or has come

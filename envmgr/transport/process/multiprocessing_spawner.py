@@ -68,8 +68,9 @@ class MultiprocessingSpawner(Spawner):
         """Start a process that ends with this one."""
         self._prepare()
         channel, theirs = self._connection()
-        lifeline = self._own_lifeline()
+        lifeline: tuple[int, ...] = ()
         try:
+            lifeline = self._own_lifeline()
             process = self._context.Process(  # type: ignore[attr-defined]
                 target=_run_process,
                 args=(

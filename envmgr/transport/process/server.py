@@ -252,7 +252,9 @@ class WorkerServer:
                     self._host_of.pop(pid, None)
                     continue
                 _kill_children()  # those that left their worker's group as well
-                if select.select([self._child_ended], [], [], _PATIENCE_S)[0]:
+                ended = select.poll()  # `select` takes no fd above 1023
+                ended.register(self._child_ended, select.POLLIN)
+                if ended.poll(_PATIENCE_S * 1000):
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._child_ended, 4096)
                 elif self._host_of:
