@@ -17,7 +17,7 @@ from typing import Any
 
 from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
-from envmgr.observing.status_boards import PROCESS, process_facts
+from envmgr.observing.status_boards import PROCESS, facts_in, opened_itself, process_facts
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,
@@ -222,7 +222,7 @@ class RunLock:
         if fcntl is None:
             return True
         while True:
-            file = io.FileIO(self._path, "a")
+            file = io.FileIO(self._path, "a", opener=opened_itself)
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -272,7 +272,6 @@ def locked(path: Path) -> RunLock:
 
 def _process_of(path: Path) -> str:
     try:
-        facts = json.loads((path / PROCESS).read_bytes()[:4096])
-        return f", as process {int(facts['pid'])}"
-    except (OSError, ValueError, KeyError, TypeError):
+        return f", as process {facts_in(path)['pid']}"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""

@@ -33,6 +33,7 @@ from envmgr.config.imports import left_behind
 from envmgr.config.sections import CollectConfig
 from envmgr.config_file import ResolvedConfig, read_config_file
 from envmgr.errors import ConfigError, UnreadableRunError
+from envmgr.observing.status_boards import opened_file, opened_itself
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,
@@ -308,8 +309,12 @@ def refuse_no_run(path: Path) -> None:
 
 
 def _open_at(path: Path, end: int) -> io.FileIO:
-    """Open a file to append, cut to where its last whole line ends."""
-    file = io.FileIO(path, "a")
+    """Open a file to append, cut to where its last whole line ends.
+
+    Raises:
+        OSError: it cannot be written; or it is a link, which would have another file cut.
+    """
+    file = io.FileIO(path, "a", opener=opened_itself)
     if os.fstat(file.fileno()).st_size > end:
         file.truncate(end)
     file.seek(0, os.SEEK_END)
@@ -333,9 +338,14 @@ def read_earlier(path: Path) -> Earlier:
         ) from error
 
 
+def _facts_of(path: Path) -> RunFacts:
+    with opened_file(path / RUN) as file:
+        return msgspec.json.decode(file.read(), type=RunFacts)
+
+
 def _read_earlier(path: Path) -> Earlier:
     try:
-        facts = msgspec.json.decode((path / RUN).read_bytes(), type=RunFacts)
+        facts = _facts_of(path)
     except _UNREADABLE as error:
         raise UnreadableRunError(
             f"{str(path / RUN)!r} is not whole, or none of envmgr: {error}. The run cannot be "
@@ -350,7 +360,7 @@ def _read_earlier(path: Path) -> Earlier:
         by_env[line.env_id] += line.abnormal
         if line.seed is not None:
             earlier.seeds.add(line.seed)
-    if (path / SAMPLES).exists():
+    if os.path.lexists(path / SAMPLES):
         for earlier.sample, earlier.samples_bytes in _whole_lines(path / SAMPLES, Sample):
             statistics.elapsed_s = max(statistics.elapsed_s, earlier.sample.elapsed_s)
     earlier.failures = _failures_until_now(earlier, by_env, _summary_in(path))
@@ -361,30 +371,32 @@ def _whole_lines(path: Path, kind: type[Any]) -> Iterator[tuple[Any, int]]:
     """Yield the lines of a file, and where each ends; what is half written at its end is left out.
 
     Raises:
-        UnreadableRunError: a line cannot be read, and others that can follow.
+        UnreadableRunError: a line cannot be read, and is no half of one: its end is there.
+        OSError: the file cannot be read, or is a link.
     """
-    end, first = 0, ""
-    with open(path, "rb") as file:
+    end = 0
+    with opened_file(path) as file:
         for n, text in enumerate(file, 1):
+            if not text.endswith(b"\n"):
+                return
             end += len(text)
             try:
                 line = msgspec.convert(json.loads(text), kind, str_keys=True)
             except _UNREADABLE as error:
-                first = first or f"line {n}: {error}"
-                continue
-            if first:
                 raise UnreadableRunError(
-                    f"{str(path)!r} is damaged, so it cannot be told what was collected: {first}. "
-                    "Remove the lines that are not whole, or begin the run again."
-                )
-            if text.endswith(b"\n"):
-                yield line, end
+                    f"{str(path)!r} is damaged, so it cannot be told what was collected: line {n}: "
+                    f"{error}. Remove the lines that are not whole, or begin the run again."
+                ) from None
+            yield line, end
 
 
 def _summary_in(path: Path) -> dict[str, Any] | None:
     """Return the summary of a run; None if there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads((path / SUMMARY).read_bytes())
+    with (
+        contextlib.suppress(OSError, ValueError, RecursionError),
+        opened_file(path / SUMMARY) as file,
+    ):
+        found = json.loads(file.read())
         return found if isinstance(found, dict) else None
     return None
 
@@ -463,7 +475,7 @@ def command_with_modules(
         Empty if the run names none that are there and cannot be imported from here.
     """
     try:
-        facts = msgspec.json.decode((path / RUN).read_bytes(), type=RunFacts)
+        facts = _facts_of(path)
         given = read_config_file(path / CONFIG)
     except (ConfigError, OSError, *_UNREADABLE):  # said elsewhere
         return ""

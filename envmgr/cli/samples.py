@@ -15,6 +15,7 @@ import msgspec
 from envmgr.cli.resource_usage import times_of
 from envmgr.collect import Collector
 from envmgr.manager import EnvManager
+from envmgr.observing.status_boards import opened_itself
 from envmgr.proc import queued_s_of, resident_bytes
 from envmgr.reporting.files import SAMPLES, Sample
 from envmgr.types import monotonic
@@ -54,7 +55,7 @@ class Samples:
         self._collector, self._manager = collector, manager
         self._file = None
         if folder is not None:
-            self._file = io.FileIO(folder / SAMPLES, "a" if goes_on else "x")
+            self._file = io.FileIO(folder / SAMPLES, "a" if goes_on else "x", opener=opened_itself)
         self._usage = _WorkersUsage()
         self._before = before
         # Timesteps of episodes that a kill cut off took their time, too, though they do not count.
@@ -75,7 +76,9 @@ class Samples:
             return
         began_s = monotonic()
         with contextlib.suppress(OSError):  # figures over time are not worth a run
-            self._file.write(msgspec.json.encode(self._sample()) + b"\n")
+            line, before = msgspec.json.encode(self._sample()) + b"\n", self._file.tell()
+            if self._file.write(line) != len(line):
+                self._file.truncate(before)  # the next line would be part of this one
         now = monotonic()
         pause_s = max(EVERY_S, (now - self._began_s) / _OF_THE_RUN, (now - began_s) * _RESTS)
         self._due_s = now + pause_s

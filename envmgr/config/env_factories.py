@@ -66,7 +66,7 @@ class ConfiguredWrapper:
 
     Attributes:
         path: `package.module:Class` or `package.module.Class`.
-        kwargs: its arguments besides the env; every env gets its own copy.
+        kwargs: its arguments besides the env; every env gets a copy of its own (`to_plain`).
     """
 
     path: str
@@ -85,7 +85,8 @@ class ConfiguredEnv:
 
     Attributes:
         source: a gymnasium registration, `package.module:callable`, or a callable.
-        kwargs: arguments of `gymnasium.make` or of the callable; every env gets its own copy.
+        kwargs: arguments of `gymnasium.make` or of the callable; every env gets a copy of its own
+            (`to_plain`).
         wrappers: the innermost first.
         module: imported before: the one that registers the env, in ids like `module:Env-v0`.
     """

@@ -384,8 +384,12 @@ def _is_found_in(folder: Path, top: str) -> bool:
 
 
 def _lives_in(folder: Path, top: str) -> bool:
-    """Return whether Python would take, or has taken, the module `top` from `folder`."""
-    return folder in homes_of(find(top))
+    """Return whether Python would take, or has taken, the module `top` from `folder` alone.
+
+    A namespace package has several homes: one in the folder does not make the others the user's.
+    """
+    homes = homes_of(find(top))
+    return bool(homes) and all(home == folder for home in homes)
 
 
 def _make_importable(folder: Path, top: str, key: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from envmgr.config.checks import show_value
 from envmgr.errors import ConfigError
@@ -65,6 +68,9 @@ def _held(value: Any) -> Any:
 def to_plain(value: Any) -> Any:
     """Return a deep copy with dicts for mappings of any class, lists and tuples kept as such.
 
+    Sets, deques, bytearrays and arrays that can be written are copied, too. Other objects, and
+    those in arrays, are not: what they hold, such as a lock, may be meant to be shared.
+
     Raises:
         ConfigError: a mapping in it cannot be read, or it contains itself.
     """
@@ -82,6 +88,12 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in read_dict(value).items()}
     if type(value) in (list, tuple):
         return type(value)([_plain(item) for item in value])
+    if type(value) is deque:
+        return deque(map(_plain, value), value.maxlen)
+    if type(value) in (set, bytearray):
+        return value.copy()
+    if type(value) is np.ndarray and value.flags.writeable:
+        return value.copy(order="K")
     return value
 
 
@@ -91,7 +103,7 @@ def deep_merge(
     """Return `base` with the keys of `update` on top, mappings merged key by key.
 
     Lists are replaced, as are the values under `REPLACED_WHOLE`. Neither argument is changed, and
-    the result shares no dict or list with them. Unknown keys are the schema's business.
+    the result shares nothing that `to_plain` copies. Unknown keys are the schema's business.
 
     Args:
         base: what is below.

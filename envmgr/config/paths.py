@@ -73,7 +73,7 @@ def check_places(found: Any, kwargs: Mapping[str, Any], key: str) -> None:
     these modules are.
 
     Raises:
-        ConfigError: as `check_confined`.
+        ConfigError: as `check_confined`; or a part of a file's name has a path in it.
     """
     kinds = getattr(found, "__mro__", ())
     names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds}
@@ -88,6 +88,13 @@ def check_places(found: Any, kwargs: Mapping[str, Any], key: str) -> None:
             f"{key}.name_prefix is {show_value(prefix)}, but must be the beginning of a "
             "file's name, without a path."
         )
+    if ("envmgr", "FaultyEnv") in names and "env_id" in kwargs:
+        env_id = kwargs["env_id"]
+        if type(env_id) is not int:
+            raise ConfigError(
+                f"{key}.env_id is {show_value(env_id)}, but must be an integer: it becomes part of "
+                "a file's name."
+            )
 
 
 _BEGINNING = b'{"traceEvents":['

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envmgr.lifecycle import EnvState
+from envmgr.observing.status_boards import plain, plain_line
 from envmgr.proc import resident_bytes
 from envmgr.texts import counted, seconds_text
 from envmgr.transport.process.stacks import Stacks
@@ -83,19 +84,22 @@ def dump_of(boards: Sequence[Board], *, stacks: bool = True) -> str:
         boards: of one process.
         stacks: ask worker processes for theirs, which takes a tenth of a second for one that does
             not answer.
+
+    Returns:
+        What they say, with escapes for what would command a terminal: it is of other processes.
     """
     parts = [_text_of(figures_of(board, stacks=stacks)) for board in boards]
-    return "\n\n".join(parts) + "\n"
+    return plain("\n\n".join(parts)) + "\n"
 
 
 def _text_of(figures: dict[str, Any]) -> str:
     doing = "in code of its own"
     if figures["call"]:
-        doing = f"in {figures['call']}"
+        doing = f"in {plain_line(figures['call'])}"
     lines = [
-        f"process {figures['pid']}: {figures['command']}",
-        f"{figures['manager']} manager of {counted(figures['env_num'], 'env')}, as it was "
-        f"{seconds_text(figures['age_s'])} ago: {counted(figures['timesteps'], 'timestep')}, "
+        f"process {figures['pid']}: {plain_line(figures['command'])}",
+        f"{plain_line(figures['manager'])} manager of {counted(figures['env_num'], 'env')}, as it "
+        f"was {seconds_text(figures['age_s'])} ago: {counted(figures['timesteps'], 'timestep')}, "
         f"{counted(figures['episodes'], 'episode')}, {counted(figures['failures'], 'failure')}",
         f"the trainer is {doing}, for {seconds_text(figures['call_s'])}; its main thread:",
         figures["trainer"],

@@ -1,13 +1,21 @@
-"""Finds trainers on this machine by their status boards: the shared memory that they write."""
+"""Finds trainers on this machine by their status boards: the shared memory that they write.
+
+What others wrote, in the folder of a run or on a board, may be anything: `opened_file` and
+`opened_itself` open no pipes and follow no links that somebody has put there, and `plain` is what a
+terminal, or a page, can be shown.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
+import re
 import socket
+import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from envmgr.errors import UnreadableRunError
 from envmgr.proc import memfds_of, stat_of, status_of
@@ -15,6 +23,15 @@ from envmgr.wire.board import FILE, HEADER_BYTES, Board, board_in
 
 PROCESS = "process.json"
 """Name of the file in a run's folder that says which process it is, as long as it goes on."""
+
+
+_MOST_OF_FACTS = 4096
+"""So many bytes of that file are read."""
+
+_ODD = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that no page can hold, that command a terminal, or change how others look."""
 
 
 class NotLaunchedError(UnreadableRunError):
@@ -75,6 +92,57 @@ def _look_at(path: str, found: dict[int, Board]) -> None:
     found[about.st_ino] = board_in(memory, about.st_size)
 
 
+# -- what others wrote --------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Return a text with odd characters as the escapes that Python writes for them."""
+    return _ODD.sub(lambda odd: ascii(odd.group())[1:-1], text)
+
+
+def plain_line(text: str) -> str:
+    """Return a text likewise, as one line, so that it cannot pass for several."""
+    return plain(text).replace("\n", "\\n")
+
+
+def opened_itself(path: str, flags: int) -> int:
+    """Open a file unless it is a link; an `opener`.
+
+    Raises:
+        OSError: it is a link, which the text says; or it cannot be opened.
+    """
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        if os.path.islink(path):
+            text = "it is a link, which is not followed"
+            raise OSError(error.errno, text, os.fspath(path)) from error
+        raise
+
+
+def opened_file(path: Path, *, follows: bool = False) -> IO[bytes]:
+    """Open a file to read; what is none, such as a pipe that nobody writes into, is refused.
+
+    Args:
+        path: of the file.
+        follows: whether it may be a link, as of a file that the user has named.
+
+    Raises:
+        OSError: it is no file, or a link, or cannot be opened.
+    """
+
+    def opener(path: str, flags: int) -> int:
+        flags |= getattr(os, "O_NONBLOCK", 0)
+        return os.open(path, flags) if follows else opened_itself(path, flags)
+
+    file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return file
+
+
 # -- runs ---------------------------------------------------------------------------------------
 
 
@@ -82,6 +150,21 @@ def process_facts() -> dict[str, Any]:
     """Return what tells this process from all others, for the folder of a run."""
     pid = os.getpid()
     return {"pid": pid, "started": start_of(pid), "host": socket.gethostname()}
+
+
+def facts_in(folder: Path) -> dict[str, Any]:
+    """Return what the folder of a run says of its process: at least its `pid`, a number.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        ValueError, TypeError, KeyError, RecursionError: it says something else.
+    """
+    with opened_file(folder / PROCESS) as file:
+        facts: dict[str, Any] = json.loads(file.read(_MOST_OF_FACTS))
+    pid = facts["pid"]
+    if type(pid) is not int or pid < 1:
+        raise ValueError(f"its pid is {pid!r}")
+    return facts
 
 
 def pid_of(target: str) -> int:
@@ -97,13 +180,12 @@ def pid_of(target: str) -> int:
         return int(target[:20])
     folder = Path(target)
     try:
-        facts = json.loads((folder / PROCESS).read_bytes()[:4096])
-        pid, started, host = facts["pid"], facts["started"], facts["host"]
-        if type(pid) is not int or pid < 1:
-            raise ValueError(f"its pid is {pid!r}")
+        facts = facts_in(folder)
+        pid: int = facts["pid"]
+        started, host = facts["started"], facts["host"]
     except FileNotFoundError as error:
         raise UnreadableRunError(_no_run(folder)) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnreadableRunError(
             f"{str(folder / PROCESS)!r} does not say which process the run is: {error!r}. "
             "Give the pid of the trainer."

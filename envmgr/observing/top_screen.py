@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from envmgr.lifecycle import EnvState
 from envmgr.observing.dump import IDLE
-from envmgr.observing.status_boards import NotLaunchedError, boards_of, start_of
+from envmgr.observing.status_boards import NotLaunchedError, boards_of, plain_line, start_of
 from envmgr.observing.top_table import Top
 from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.board import Board, BoardPlan, text_in
@@ -185,7 +185,9 @@ def _style(board: Board, env_id: int) -> str:
 def _text(lines: Sequence[tuple[str, str]], width: int) -> Text:
     from rich.text import Text
 
-    parts = [Text(line[:width], style, no_wrap=True, overflow="crop") for line, style in lines]
+    # What other processes say may hold escape sequences.
+    shown = [(plain_line(line)[:width], style) for line, style in lines]
+    parts = [Text(line, style, no_wrap=True, overflow="crop") for line, style in shown]
     return Text("\n", no_wrap=True, overflow="crop").join(parts)
 
 

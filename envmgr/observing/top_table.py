@@ -11,7 +11,7 @@ import numpy as np
 
 from envmgr.errors import UnreadableRunError
 from envmgr.lifecycle import EnvState
-from envmgr.observing.status_boards import boards_of
+from envmgr.observing.status_boards import boards_of, plain_line
 from envmgr.proc import resident_bytes
 from envmgr.texts import seconds_text
 from envmgr.wire.board import COUNTERS, Activity, Board
@@ -122,7 +122,7 @@ class Top:
             if (count := int((board.states[:n] == state).sum()))
         ]
         head = (
-            f"{plan.kind}, {n} envs ({', '.join(states)}), {rate} steps/s, "
+            f"{plain_line(plan.kind)}, {n} envs ({', '.join(states)}), {rate} steps/s, "
             f"{counted['timesteps']:,} steps, {counted['episodes']:,} episodes, "
             f"{counted['failures']:,} failures; {seconds_text(now - looked_s)} ago"
         )

@@ -8,7 +8,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Any
 
-from envmgr.reporting.markup import Html, plain, tag
+from envmgr.observing.status_boards import plain
+from envmgr.reporting.markup import Html, tag
 from envmgr.texts import short_time
 
 N_COLOURS = 8

@@ -8,19 +8,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from envmgr.errors import UnreadableRunError
-from envmgr.observing.status_boards import PROCESS
+from envmgr.observing.status_boards import PROCESS, opened_file
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,
@@ -223,16 +222,6 @@ def _sum_of(returned: Any) -> float | None:
     return float(returned) if isinstance(returned, (int, float)) else None
 
 
-def _opened(path: Path) -> IO[bytes]:
-    """Open a file; what is none, such as a pipe that nobody writes into, is refused."""
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-    file = os.fdopen(fd, "rb")
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        file.close()
-        raise OSError("it is no file")
-    return file
-
-
 def _decoded(decoder: msgspec.json.Decoder[_Kind], data: bytes) -> _Kind:
     """Return a value of JSON.
 
@@ -261,7 +250,9 @@ def _lines(run: Run, name: str, kind: type[_Line], named: str = "") -> Iterator[
     n = n_bad = 0
     first, named = "", named or name
     try:
-        with _opened(run.path / name if name else run.path) as file:
+        # Links in a folder are not followed: they would bring other files of the reader's into the
+        # page. A log is what the user has named.
+        with opened_file(run.path / name, follows=not name) as file:
             for n, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
                 try:
                     yield _decoded(decoder, line)
@@ -280,7 +271,7 @@ def _read_summary(run: Run) -> None:
         run.unread.append(f"the run has not ended, or was killed: there is no {SUMMARY}")
         return
     try:
-        with _opened(run.path / SUMMARY) as file:
+        with opened_file(run.path / SUMMARY) as file:
             decoder = msgspec.json.Decoder(Summary)
             run.summary = _decoded(decoder, file.read(_LARGEST_FILE))
     except OSError as error:
@@ -291,7 +282,7 @@ def _read_summary(run: Run) -> None:
 
 def _read_config(run: Run) -> None:
     try:
-        with _opened(run.path / CONFIG) as file:
+        with opened_file(run.path / CONFIG) as file:
             data = file.read(_LARGEST_CONFIG + 1)
     except OSError as error:
         run.unread.append(f"{CONFIG} cannot be read: {error.strerror or error}")
@@ -305,7 +296,7 @@ def _read_began(run: Run) -> None:
     # OverflowError: a year that the system has no seconds for. Nothing but pictures depends on it.
     with (
         contextlib.suppress(OSError, OverflowError, *_UNREADABLE),
-        _opened(run.path / RUN) as file,
+        opened_file(run.path / RUN) as file,
     ):
         decoder = msgspec.json.Decoder(Began)
         run.began_s = _decoded(decoder, file.read(_LARGEST_FILE)).began_at.timestamp()

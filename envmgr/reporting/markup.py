@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable, Sequence
+
+from envmgr.observing.status_boards import plain
 
 
 class Html(str):
@@ -17,15 +18,6 @@ Part = str | Iterable["Part"]
 """A text, HTML, or several."""
 
 _EMPTY = frozenset(("meta", "img"))
-_ODD = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Characters that no page can hold, or that would change how others look."""
-
-
-def plain(text: str) -> str:
-    """Return a text with odd characters as the escapes that Python writes for them."""
-    return _ODD.sub(lambda odd: ascii(odd.group())[1:-1], text)
 
 
 def escaped(part: Part) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
-import heapq
+import contextlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from envmgr.observing.status_boards import opened_file
 
 KINDS = {".mp4": "video/mp4", ".png": "image/png"}
 MOST_BYTES = 1 << 20
@@ -34,7 +37,8 @@ class Picture:
 def pictures_in(folder: Path, since_s: float | None = None) -> list[Picture]:
     """Return the newest videos and images in a folder, with as many of them as the page can hold.
 
-    Folders and files that are links are passed over: what is shown is what the run has written.
+    Folders and files that are links are passed over: what is shown is what the run has written. So
+    is what cannot be read, or is gone meanwhile.
 
     Args:
         folder: of the run.
@@ -47,17 +51,27 @@ def pictures_in(folder: Path, since_s: float | None = None) -> list[Picture]:
         for name in names:
             n += 1
             path = Path(root, name)
-            if path.suffix.lower() in KINDS and not path.is_symlink() and path.is_file():
-                changed_s = path.stat().st_mtime
-                if since_s is None or changed_s >= since_s:
-                    found.append((changed_s, path))
+            if path.suffix.lower() not in KINDS:
+                continue
+            with contextlib.suppress(OSError):
+                about = path.lstat()
+                is_new = since_s is None or about.st_mtime >= since_s
+                if stat.S_ISREG(about.st_mode) and is_new:
+                    found.append((about.st_mtime, path))
         if n > _MOST_LOOKED_AT:
             break
-    left, pictures = MOST_BYTES, []
-    for _, path in heapq.nlargest(_MOST, found):
-        data = b""
-        if path.stat().st_size <= left:
-            data = path.read_bytes()[: left + 1]
+    left = MOST_BYTES
+    pictures: list[Picture] = []
+    for _, path in sorted(found, reverse=True):
+        if len(pictures) == _MOST:
+            break
+        try:
+            with opened_file(path) as file:
+                data = file.read(left + 1)
+        except OSError:
+            continue
+        if len(data) > left:
+            data = b""
         left -= len(data)
         kind = KINDS[path.suffix.lower()]
         url = f"data:{kind};base64,{base64.b64encode(data).decode()}" if data else ""

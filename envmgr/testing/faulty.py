@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import operator
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from envmgr.observing.status_boards import opened_itself
 from envmgr.testing.ledger_env import LedgerEnv
 
 _HANG_S = 600.0
@@ -278,11 +280,15 @@ class FaultyEnv(LedgerEnv):
         plan: the faults; of several that are due together, the first happens.
         folder: where builds are counted, in a file for each env_id; needed for `Fault.build`.
         **options: of `LedgerEnv`; `dtype` is float64 here, so that observations can be NaN.
+
+    Raises:
+        TypeError: `env_id` is no integer.
     """
 
     def __init__(
         self, env_id: int, plan: Sequence[Fault] = (), *, folder: str | None = None, **options: Any
     ) -> None:
+        env_id = operator.index(env_id)  # a text would lead the file of `folder` out of it
         super().__init__(env_id, **{"dtype": np.float64, **options})
         self._plan = tuple(plan)
         self.build = None if folder is None else _count_build(folder, env_id)
@@ -329,6 +335,6 @@ class FaultyEnv(LedgerEnv):
 def _count_build(folder: str, env_id: int) -> int:
     """Return how many envs of this id were built in this folder before, and count this one."""
     path = os.path.join(folder, f"builds-of-env-{env_id}")
-    with open(path, "ab", buffering=0) as file:
+    with open(path, "ab", buffering=0, opener=opened_itself) as file:
         file.write(b".")
         return os.fstat(file.fileno()).st_size - 1

@@ -339,3 +339,20 @@ def test_gymnasium_id_with_a_module_is_checked(own: Path, policy: FilePolicy) ->
         check_env_id("antigravity:Env-v0", policy)
     with pytest.raises(ConfigError, match=r"^env\.id is "):
         check_env_id(":Env-v0", policy)
+
+
+def test_a_folder_of_its_name_does_not_make_an_installed_namespace_package_the_users(
+    own: Path, installed: Path, policy: FilePolicy
+) -> None:
+    write(installed, "cfgtest_nsp/inner.py", MAKE)
+    (own / "cfgtest_nsp").mkdir()
+    before = list(sys.path)
+    with pytest.raises(ConfigError, match="another module of that name"):
+        import_object("cfgtest_nsp.inner:make_env", allow=policy)
+    sys.path.insert(0, str(own))  # as the working directory is, whose part then comes first
+    with pytest.raises(ConfigError, match="another module of that name"):
+        import_object("cfgtest_nsp.inner:make_env", allow=policy)
+    assert sys.path == [str(own), *before]
+    assert "cfgtest_nsp.inner" not in sys.modules
+    write(own, "cfgtest_mine/inner.py", MAKE)
+    assert import_object("cfgtest_mine.inner:make_env", allow=policy)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+from collections import deque
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from easydict import EasyDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envmgr.config import deep_merge, to_easydict, to_plain
+from envmgr.config.env_factories import env_factories, with_arguments
+from envmgr.config_file import load_config
 from envmgr.errors import ConfigError
 
 
@@ -136,3 +142,47 @@ def test_any_tree_survives_the_way_through_easydict(values: dict[Any, Any]) -> N
     assert pickle.loads(pickle.dumps(cfg)) == values
     assert deep_merge({}, cfg) == values
     assert deep_merge(cfg, cfg) == values
+
+
+class Given:
+    """What an env was built with; also a wrapper's."""
+
+    def __init__(self, *_: Any, **kwargs: Any) -> None:
+        self.kwargs = kwargs
+
+
+def test_envs_share_no_argument_that_can_be_changed(tmp_path: Path) -> None:
+    kwargs: dict[str, Any] = {
+        "grid": np.arange(6).reshape(2, 3).T,
+        "names": {"a", "b"},
+        "data": bytearray(b"xy"),
+        "queue": deque([[1], [2]], maxlen=2),
+        "nested": [{"grid": np.zeros(2)}],
+    }
+    section = {"entry": f"{__name__}:Given", "kwargs": kwargs}
+    factories = [*env_factories(section, 2), with_arguments(Given, kwargs, [])]
+    envs = [factory() for factory in factories]
+    for one in envs:
+        for other in (kwargs, *(env.kwargs for env in envs if env is not one)):
+            assert not any(one.kwargs[name] is other[name] for name in kwargs)
+            assert not np.shares_memory(one.kwargs["grid"], other["grid"])
+            assert one.kwargs["nested"][0]["grid"] is not other["nested"][0]["grid"]
+            assert one.kwargs["queue"][0] is not other["queue"][0]
+        assert repr(one.kwargs) == repr(kwargs)
+        assert one.kwargs["grid"].strides == kwargs["grid"].strides
+        assert one.kwargs["queue"].maxlen == 2
+    (tmp_path / "c.yaml").write_text(
+        f"env:\n  entry: {__name__}:Given\n  kwargs: {{names: !!set {{a, b}}}}\n"
+    )
+    env_cfg = load_config(tmp_path / "c.yaml", allow_imports=[__name__]).env
+    one, other = (factory() for factory in env_factories(env_cfg, 2))
+    assert one.kwargs["names"] == {"a", "b"}
+    one.kwargs["names"].clear()
+    assert other.kwargs["names"] == {"a", "b"} == env_cfg.kwargs["names"]
+
+
+def test_what_is_meant_to_be_shared_is() -> None:
+    readable = np.zeros(3)
+    readable.flags.writeable = False
+    for value in (threading.Lock(), Given(), readable):
+        assert to_plain({"x": [value]})["x"][0] is value

@@ -9,6 +9,7 @@ import pytest
 from envmgr.cli.prepare import RunOptions, folder_of
 from envmgr.config_file import load_config, resolve_config
 from envmgr.errors import ConfigError
+from envmgr.testing import FaultyEnv
 
 
 @pytest.fixture
@@ -121,3 +122,27 @@ def test_videos_may_go_below_it(here: Path) -> None:
     file = write(here, RECORDED.format(kwargs="video_folder: videos, name_prefix: mine"))
     assert load_config(file).env.wrappers[0]["kwargs"]["video_folder"] == "videos"
     assert load_config(file, set=["env.wrappers=[]"]).env.wrappers == []
+
+
+OUT_OF_IT = "x/../../../victim"
+
+
+@pytest.mark.parametrize("env_id", [f'"{OUT_OF_IT}"', '"0"', "1.5", "true", "[0]"])
+def test_files_that_count_builds_do_not_leave_it_by_the_env_id(here: Path, env_id: str) -> None:
+    text = "env:\n  entry: envmgr.testing:FaultyEnv\n  kwargs: {{folder: counts, env_id: {}}}\n"
+    with pytest.raises(ConfigError, match=r"^env\.kwargs\.env_id is .*must be an integer"):
+        load_config(write(here, text.format(env_id)))
+    assert load_config(write(here, text.format(3))).env.kwargs["env_id"] == 3
+
+
+def test_an_env_that_fails_on_command_takes_no_text_as_its_env_id(here: Path) -> None:
+    (here / "counts").mkdir()
+    (here / "counts" / "builds-of-env-x").mkdir()
+    with pytest.raises(TypeError, match="integer"):
+        FaultyEnv(OUT_OF_IT, folder=str(here / "counts"))  # type: ignore[arg-type]
+    assert not (here.parent / "victim").exists()
+    (here.parent / "victim").write_text("mine")
+    (here / "counts" / "builds-of-env-0").symlink_to(here.parent / "victim")
+    with pytest.raises(OSError, match="it is a link"):
+        FaultyEnv(0, folder=str(here / "counts"))
+    assert (here.parent / "victim").read_text() == "mine"

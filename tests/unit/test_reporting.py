@@ -20,6 +20,7 @@ import pytest
 
 from envmgr.cli.report import execute
 from envmgr.errors import ConfigError, UnreadableRunError
+from envmgr.observing.status_boards import opened_file
 from envmgr.reporting.charts import lines, times
 from envmgr.reporting.figures import MOST_ENVS, MOST_POINTS, figures_of
 from envmgr.reporting.files import Sample
@@ -538,3 +539,78 @@ def test_what_stays_the_same_is_in_the_middle(value: float) -> None:
     (height,) = re.findall(r'<path d="M[\d.]+ ([\d.]+) L[^"]*" class="line reactive', drawn)
     of = re.findall(r'<rect[^>]*height="([\d.]+)" class="background"', drawn)[-1]
     assert float(height) / float(of) == pytest.approx(0.5)
+
+
+class TestWhatOthersPutThere:
+    """A folder of somebody else's, who would have the reader's own files in the page."""
+
+    def test_links_are_not_followed(self, make_run: Callable[..., Path], tmp_path: Path) -> None:
+        run = make_run()
+        (tmp_path / "secret").write_text("password: hunter2\n")
+        (run / "config.yaml").unlink()
+        (run / "config.yaml").symlink_to(tmp_path / "secret")
+        found = read_run(run)
+        assert found.config is None
+        assert found.unread == ["config.yaml cannot be read: it is a link, which is not followed"]
+        assert "hunter2" not in execute([str(run)], None).read_text()
+        for name in ("episodes.jsonl", "samples.jsonl", "summary.json"):
+            (run / name).rename(tmp_path / name)
+            (run / name).symlink_to(tmp_path / name)
+        with pytest.raises(UnreadableRunError, match="it is a link"):
+            read_run(run)
+
+    def test_a_log_that_was_named_may_be_a_link(self, tmp_path: Path) -> None:
+        line = {"envmgr_log": 1, "what": "episode", "time": 1.0, "env_id": 0}
+        (tmp_path / "log.jsonl").write_text(json.dumps({**line, "outcome": "completed"}) + "\n")
+        (tmp_path / "link.jsonl").symlink_to("log.jsonl")
+        assert read_run(tmp_path / "link.jsonl").outcomes == {"completed": 1}
+
+    def test_pictures_that_cannot_be_read_are_left_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for n in range(15):
+            (tmp_path / f"{n:02}.png").write_bytes(PNG)
+            os.utime(tmp_path / f"{n:02}.png", (n, n))
+        os.mkfifo(tmp_path / "pipe.png")
+        (tmp_path / "link.png").symlink_to("00.png")
+
+        def failing(path: Path) -> Any:
+            if path.name == "14.png":
+                raise PermissionError(13, "Permission denied", str(path))
+            if path.name == "13.png":
+                path.unlink()
+            return opened_file(path)
+
+        monkeypatch.setattr("envmgr.reporting.pictures.opened_file", failing)
+        lstat = Path.lstat
+
+        def vanishing(path: Path) -> os.stat_result:
+            if path.name == "12.png":
+                path.unlink(missing_ok=True)
+            return lstat(path)
+
+        monkeypatch.setattr(Path, "lstat", vanishing)
+        names = [picture.name for picture in pictures_in(tmp_path)]
+        assert names == [f"{n:02}.png" for n in reversed(range(12))], "others take their places"
+
+    def test_of_a_picture_that_grows_no_more_is_read_than_fits(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "a.png").write_bytes(PNG)
+        asked: list[int] = []
+
+        class Growing:
+            def __enter__(self) -> Growing:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+            def read(self, most: int) -> bytes:
+                asked.append(most)
+                return bytes(most)
+
+        monkeypatch.setattr("envmgr.reporting.pictures.opened_file", lambda _: Growing())
+        (picture,) = pictures_in(tmp_path)
+        assert picture.data == ""
+        assert asked == [MOST_BYTES + 1]
