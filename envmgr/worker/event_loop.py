@@ -171,7 +171,7 @@ class WorkerLoop:
             try:
                 self._made().run_until_complete(serving)
             except (SystemExit, KeyboardInterrupt):
-                # Of a task that an env has started, as workers ignore Ctrl-C: who awaits it is told.
+                # Of a task of an env, as workers ignore Ctrl-C: who awaits it is told.
                 if serving.done():
                     raise
 
