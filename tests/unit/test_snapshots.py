@@ -229,7 +229,7 @@ def test_envs_that_cannot_be_saved_say_what_is_missing(make: Any) -> None:
     with pytest.raises(SnapshotError, match="env 0, its infos for example, cannot be pickled"):
         manager.snapshot()
     assert manager.recv()[0].info["lock"]
-    with pytest.raises(SnapshotError, match=r"env 0 .*row 0 of a batched env"):
+    with pytest.raises(SnapshotError, match=r"rows of batched envs"):
         make(Walker, Walker, type="gym_vector").snapshot()
 
 
