@@ -46,8 +46,12 @@ def say(line: str, *, err: bool = False) -> None:
         line: what to print.
         err: on stderr.
     """
-    with last_words():
-        print(line, file=sys.stderr if err else sys.stdout, flush=True)
+    if not err:
+        with last_words():
+            print(line)
+        return
+    with contextlib.suppress(OSError, UnicodeError):  # stdout may be read all the same
+        print(line, file=sys.stderr, flush=True)
 
 
 def discard_output() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
-from envmgr.observing.status_boards import PROCESS, facts_in, opened_itself, process_facts
+from envmgr.observing.status_boards import PROCESS, facts_in, process_facts
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,
@@ -28,6 +28,7 @@ from envmgr.reporting.files import (
     SAMPLES,
     SUMMARY,
 )
+from envmgr.untrusted import opened_itself
 from envmgr.whole_files import write_whole
 
 fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl")

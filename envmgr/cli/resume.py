@@ -33,7 +33,6 @@ from envmgr.config.imports import left_behind
 from envmgr.config.sections import CollectConfig
 from envmgr.config_file import ResolvedConfig, read_config_file
 from envmgr.errors import ConfigError, UnreadableRunError
-from envmgr.observing.status_boards import opened_file, opened_itself
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,
@@ -47,6 +46,7 @@ from envmgr.reporting.files import (
     Sample,
     Seconds,
 )
+from envmgr.untrusted import opened_file, opened_itself
 
 UNKNOWN = "unknown"
 """Kind of the failures of a part that was killed: only how many there were is written meanwhile."""

@@ -15,10 +15,10 @@ import msgspec
 from envmgr.cli.resource_usage import times_of
 from envmgr.collect import Collector
 from envmgr.manager import EnvManager
-from envmgr.observing.status_boards import opened_itself
 from envmgr.proc import queued_s_of, resident_bytes
 from envmgr.reporting.files import SAMPLES, Sample
 from envmgr.types import monotonic
+from envmgr.untrusted import opened_itself
 
 EVERY_S = 1.0
 _OF_THE_RUN = 500.0

@@ -993,7 +993,7 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
             f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
             "recv() or step({}) first."
         )
-    in_next_step = [i for i, is_one in enumerate(supervisor.table.resets_in_next_step) if is_one]
+    in_next_step = supervisor.table.rows_in_next_step(supervisor.table.all_ids)
     if in_next_step:
         raise NothingReadyError(
             f"the next episodes of envs {in_next_step} begin with the next step of the other rows "

@@ -537,6 +537,12 @@ class EnvTable:
         """The next episode of an env begins with the next step of others."""
         self.resets_in_next_step[env_id] = 1
 
+    def rows_in_next_step(self, env_ids: Iterable[int]) -> list[int]:
+        """Return those of some envs whose next episodes begin with the next step of others."""
+        if 1 not in self.resets_in_next_step:
+            return []
+        return [env_id for env_id in env_ids if self.resets_in_next_step[env_id]]
+
     def waits_no_more(self, env_ids: Iterable[int]) -> None:
         """The next episodes of envs wait for no step of others; can be done again."""
         for env_id in env_ids:

@@ -9,7 +9,6 @@ from typing import Any
 from envmgr.core import Phase, validate
 from envmgr.core.engine import Engine
 from envmgr.core.submit import submit_calls
-from envmgr.core.table import EnvTable
 from envmgr.errors import (
     EnvAttributeError,
     EnvFailure,
@@ -33,26 +32,23 @@ def await_callable(engine: Engine, env_ids: Sequence[int], what: str) -> None:
     validate.refuse_while_pending(supervisor.table, env_ids, what)
     repair, envs = supervisor.repair, [supervisor.envs[i] for i in env_ids]
 
+    def waiting_rows() -> list[int]:
+        rows = supervisor.table.rows_in_next_step(env_ids)
+        return [i for i in rows if not supervisor.table.is_coming(i)]
+
     def settled() -> bool:
         if repair.fatal is not None or any(env.is_gone for env in envs):
             return True
-        return all(env.is_callable for env in envs) or bool(waiting_rows(supervisor.table, env_ids))
+        return all(env.is_callable for env in envs) or bool(waiting_rows())
 
     engine.wait_until(settled, doing=what)
-    rows = waiting_rows(supervisor.table, env_ids)
+    rows = waiting_rows()
     if rows and repair.fatal is None:
         raise EnvNotReadyError(
             f"{what}: the next episodes of envs {rows} begin with the next step of the other rows "
             "of their vector env (autoreset mode NextStep), which they wait for. Step those first, "
             "or reset these. Nothing was sent to any env."
         )
-
-
-def waiting_rows(table: EnvTable, env_ids: Sequence[int]) -> list[int]:
-    """Return the envs whose next episodes begin with a step of others that nobody has sent."""
-    if 1 not in table.resets_in_next_step:
-        return []
-    return [i for i in env_ids if table.resets_in_next_step[i] and not table.is_coming(i)]
 
 
 def send_requests(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections import deque
@@ -50,10 +49,12 @@ class _Job:
             self._undo_it()
 
     def _undo_it(self) -> None:
-        with contextlib.suppress(IndexError):
+        try:
             undo = self._undo.popleft()
-            if self.error is None:
-                undo()
+        except IndexError:  # nobody has left it, or it is done
+            return
+        if self.error is None:
+            undo()
 
     def outcome(self) -> Any:
         """Return what it gave, or raise what it raised."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from envmgr.lifecycle import EnvState
-from envmgr.observing.status_boards import plain, plain_line
 from envmgr.proc import resident_bytes
 from envmgr.texts import counted, seconds_text
 from envmgr.transport.process.stacks import Stacks
+from envmgr.untrusted import plain, plain_line
 from envmgr.wire.board import COUNTERS, Activity, Board, text_in
 
 _MOST_ERROR = 160

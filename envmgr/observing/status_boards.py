@@ -1,24 +1,17 @@
-"""Finds trainers on this machine by their status boards: the shared memory that they write.
-
-What others wrote, in the folder of a run or on a board, may be anything: `opened_file` and
-`opened_itself` open no pipes and follow no links that somebody has put there, and `plain` is what a
-terminal, or a page, can be shown.
-"""
+"""Finds trainers on this machine by their status boards: the shared memory that they write."""
 
 from __future__ import annotations
 
-import errno
 import json
 import mmap
 import os
-import re
 import socket
-import stat
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from envmgr.errors import UnreadableRunError
 from envmgr.proc import memfds_of, stat_of, status_of
+from envmgr.untrusted import opened_file
 from envmgr.wire.board import FILE, HEADER_BYTES, Board, board_in
 
 PROCESS = "process.json"
@@ -27,11 +20,6 @@ PROCESS = "process.json"
 
 _MOST_OF_FACTS = 4096
 """So many bytes of that file are read."""
-
-_ODD = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Characters that no page can hold, that command a terminal, or change how others look."""
 
 
 class NotLaunchedError(UnreadableRunError):
@@ -90,57 +78,6 @@ def _look_at(path: str, found: dict[int, Board]) -> None:
     finally:
         os.close(fd)
     found[about.st_ino] = board_in(memory, about.st_size)
-
-
-# -- what others wrote --------------------------------------------------------------------------
-
-
-def plain(text: str) -> str:
-    """Return a text with odd characters as the escapes that Python writes for them."""
-    return _ODD.sub(lambda odd: ascii(odd.group())[1:-1], text)
-
-
-def plain_line(text: str) -> str:
-    """Return a text likewise, as one line, so that it cannot pass for several."""
-    return plain(text).replace("\n", "\\n")
-
-
-def opened_itself(path: str, flags: int) -> int:
-    """Open a file unless it is a link; an `opener`.
-
-    Raises:
-        OSError: it is a link, which the text says; or it cannot be opened.
-    """
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-    try:
-        return os.open(path, flags, 0o666)
-    except OSError as error:
-        if os.path.islink(path):
-            text = "it is a link, which is not followed"
-            raise OSError(error.errno, text, os.fspath(path)) from error
-        raise
-
-
-def opened_file(path: Path, *, follows: bool = False) -> IO[bytes]:
-    """Open a file to read; what is none, such as a pipe that nobody writes into, is refused.
-
-    Args:
-        path: of the file.
-        follows: whether it may be a link, as of a file that the user has named.
-
-    Raises:
-        OSError: it is no file, or a link, or cannot be opened.
-    """
-
-    def opener(path: str, flags: int) -> int:
-        flags |= getattr(os, "O_NONBLOCK", 0)
-        return os.open(path, flags) if follows else opened_itself(path, flags)
-
-    file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is no file", str(path))
-    return file
 
 
 # -- runs ---------------------------------------------------------------------------------------

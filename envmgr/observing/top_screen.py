@@ -19,9 +19,10 @@ from typing_extensions import Self
 
 from envmgr.lifecycle import EnvState
 from envmgr.observing.dump import IDLE
-from envmgr.observing.status_boards import NotLaunchedError, boards_of, plain_line, start_of
+from envmgr.observing.status_boards import NotLaunchedError, boards_of, start_of
 from envmgr.observing.top_table import Top
 from envmgr.transport.process.stacks import Stacks
+from envmgr.untrusted import plain_line
 from envmgr.wire.board import Board, BoardPlan, text_in
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import numpy as np
 
 from envmgr.errors import UnreadableRunError
 from envmgr.lifecycle import EnvState
-from envmgr.observing.status_boards import boards_of, plain_line
+from envmgr.observing.status_boards import boards_of
 from envmgr.proc import resident_bytes
 from envmgr.texts import seconds_text
+from envmgr.untrusted import plain_line
 from envmgr.wire.board import COUNTERS, Activity, Board
 from envmgr.wire.latencies import counts_of, quantiles
 

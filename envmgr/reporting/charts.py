@@ -8,9 +8,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Any
 
-from envmgr.observing.status_boards import plain
 from envmgr.reporting.markup import Html, tag
 from envmgr.texts import short_time
+from envmgr.untrusted import plain
 
 N_COLOURS = 8
 _PARTS = {"policy": 0, "env steps": 2, "env resets": 3, "computing": 2, "envmgr": 1, "queued": 4}

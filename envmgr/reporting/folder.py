@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from envmgr.errors import UnreadableRunError
-from envmgr.observing.status_boards import PROCESS, opened_file
+from envmgr.observing.status_boards import PROCESS
 from envmgr.reporting.files import (
     CONFIG,
     EPISODES,
@@ -33,6 +33,7 @@ from envmgr.reporting.files import (
     Summary,
 )
 from envmgr.texts import exit_text
+from envmgr.untrusted import opened_file
 
 MOST_FAILURES = 100
 """Texts of so many are kept; all are counted."""

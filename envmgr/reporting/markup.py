@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from envmgr.observing.status_boards import plain
+from envmgr.untrusted import plain
 
 
 class Html(str):

@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from envmgr.observing.status_boards import opened_file
+from envmgr.untrusted import opened_file
 
 KINDS = {".mp4": "video/mp4", ".png": "image/png"}
 MOST_BYTES = 1 << 20

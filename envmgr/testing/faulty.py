@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.observing.status_boards import opened_itself
 from envmgr.testing.ledger_env import LedgerEnv
+from envmgr.untrusted import opened_itself
 
 _HANG_S = 600.0
 """Longest time of what is to hang for ever: what nobody ends, ends by itself then."""

@@ -21,6 +21,7 @@ from envmgr.worker.host import EnvsInUse, Host
 
 _LEAST_GRACE_S = 1.0
 """How long envs may take to close even without a grace: nothing else cleans up after them."""
+
 _LEAST_SHARE_S = 0.05
 """How long each of them may take at least, if the others have used all of that."""
 

@@ -141,6 +141,24 @@ def test_failures_are_raised_for_those_who_ask_for_that(world: World, tianshou: 
     env.close()
 
 
+def test_after_a_failure_that_has_closed_the_manager_all_begin_anew(
+    world: World, tianshou: Any
+) -> None:
+    manager = world.make(
+        ALL_BLOCK, env_fn=factories(world, 2), launch=False, auto_reset=False, on_failure="raise"
+    )
+    env = envmgr.as_tianshou(manager, on_failure="raise")
+    env.reset()
+    with pytest.raises(EnvCrash, match="env 0"):
+        env.step([int(Do.OS_EXIT), 1])
+    env.reset([0])
+    with pytest.raises(AssertionError, match=r"envs \[1\] have to be reset first"):
+        env.step([1], [1])
+    env.reset([1])
+    env.step([1, 1])
+    env.close()
+
+
 def test_dicts_are_given_one_by_one_and_spaces_may_differ(tianshou: Any) -> None:
     def space(high: int) -> Dict:
         return Dict({"a": Box(0, high, (2,), np.float32), "b": Tuple((Discrete(3),))})

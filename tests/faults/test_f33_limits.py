@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from envmgr.errors import EnvCrash, LaunchError
+from envmgr.transport.process.multiprocessing_spawner import MultiprocessingSpawner
 from tests.contract.harness import (
     ALL_MESSAGE,
     DEFAULT,
@@ -79,6 +81,46 @@ def test_f33_too_few_fds_are_refused_before_anything_starts(world: World, setup:
         manager.launch()
         assert [*ready_all(manager)] == [*range(6)]
         manager.close()
+
+
+@over(Setup("subprocess", "spawn"))
+def test_f33_a_lifeline_that_cannot_be_had_leaves_nothing(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    fails = Mock(side_effect=OSError(errno.EMFILE, "too many open files"))
+    with monkeypatch.context() as patch:
+        patch.setattr(MultiprocessingSpawner, "_own_lifeline", fails)
+        before = n_open()
+        spawner = manager._running.engine.transport._spawner
+        with pytest.raises(OSError, match="too many"):
+            spawner.start(Mock(factories=None, envs=[]), ())
+        assert n_open() == before
+
+
+def test_f33_a_server_with_many_fds_kills_and_reaps_all_there_are() -> None:
+    """As that of a trainer with `context: fork` and more than 1023 open files."""
+    script = """
+        import os, resource, time
+        from envmgr.transport.process.server import WorkerServer
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 2000), most))
+        child = os.fork()
+        if not child:
+            time.sleep(100.0)
+            os._exit(0)
+        server = object.__new__(WorkerServer)
+        server._host_of = {child: 0}
+        server._child_ended = os.dup2(os.pipe()[0], 1500)
+        server._kill_all()
+        assert not os.path.exists(f"/proc/{child}")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @over(DEFAULT, ALL_MESSAGE)

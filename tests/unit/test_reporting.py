@@ -20,12 +20,12 @@ import pytest
 
 from envmgr.cli.report import execute
 from envmgr.errors import ConfigError, UnreadableRunError
-from envmgr.observing.status_boards import opened_file
 from envmgr.reporting.charts import lines, times
 from envmgr.reporting.figures import MOST_ENVS, MOST_POINTS, figures_of
 from envmgr.reporting.files import Sample
 from envmgr.reporting.folder import MOST_FAILURES, MOST_OF_A_TEXT, read_run
 from envmgr.reporting.pictures import MOST_BYTES, pictures_in
+from envmgr.untrusted import opened_file
 
 # Found, not imported: the product takes back what importing it does to `sys.meta_path`.
 pytestmark = pytest.mark.skipif(find_spec("pygal") is None, reason="pygal is not installed")

@@ -19,10 +19,10 @@ from envmgr.observing.status_boards import (
     PROCESS,
     boards_of,
     pid_of,
-    plain,
     process_facts,
 )
 from envmgr.observing.top_table import Top
+from envmgr.untrusted import plain
 from envmgr.wire.board import Board, BoardPlan, board_in, put_text
 from tests.rig import Rig
 

@@ -61,6 +61,19 @@ def test_a_seed_or_params_begin_an_episode_of_their_own() -> None:
         assert first[0] == np.random.default_rng(77).integers(2, 9) + 50
 
 
+def test_a_seed_counts_though_the_row_had_it_in_an_episode_that_nobody_has_seen() -> None:
+    for seed in range(5, 15):
+        batch = VectorBatch(vector_of(3, "NextStep"))
+        batch.reset([0, 1], [seed, seed + 1], [{}, {}])  # row 2 is begun with `seed + 2`
+        ended = False
+        while not ended:  # and begins another one
+            _, _, terminated, truncated, _ = batch.step([0, 1, 2], [0, 0, 0])
+            ended = bool((terminated | truncated)[2])
+        batch.step([0, 1], [0, 0])
+        (first,), _ = batch.reset([2], [seed + 2], [{}])
+        assert first[0] == np.random.default_rng(seed + 2).integers(2, 9)
+
+
 def test_rows_that_nobody_has_reset_take_any_action() -> None:
     batch = begun("Disabled")
     row, _, others = until_one_ends(batch)
