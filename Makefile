@@ -34,9 +34,10 @@ RAY_VENV ?= .venv-ray
 # OpenEnv and TRL, which bring a hundred packages.
 AGENTS_VENV ?= .venv-agents
 BENCH_VENV ?= .venv-bench
-# DI-engine needs numpy below 2, and so an environment of its own.
+# Peers with an environment of their own: DI-engine needs numpy below 2, RLlib one certain gymnasium.
 BENCH_DING_VENV = $(BENCH_VENV)-ding
 BENCH_DING_PYTHON ?= $(PYTHON)
+BENCH_RLLIB_VENV = $(BENCH_VENV)-rllib
 SITE_VENV ?= .venv-site
 SITE_OUT ?= build/site
 DIST_VENV ?= .venv-dist
@@ -113,10 +114,9 @@ soak: $(VENV)/.test-$(V2)  ## measure reliability at length; ARGS=--quick for a 
 	@echo "==> reliability, into $(SOAK_OUT)"
 	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python soak/run.py --out $(SOAK_OUT) $(ARGS)
 
-scoreboard: $(BENCH_VENV)/.bench $(BENCH_DING_VENV)/.bench  ## put the same faults to envmgr and to its peers
+scoreboard: $(BENCH_VENV)/.bench $(BENCH_DING_VENV)/.bench $(BENCH_RLLIB_VENV)/.bench  ## put the same faults to envmgr and to its peers
 	@echo "==> scoreboard of faults, into $(SOAK_OUT)"
-	@$(BENCH_VENV)/bin/python soak/scoreboard.py --ding-python $(BENCH_DING_VENV)/bin/python \
-	  --out $(SOAK_OUT) $(ARGS)
+	@$(BENCH_VENV)/bin/python soak/scoreboard.py --out $(SOAK_OUT) $(ARGS)
 
 test-matrix:  ## run all tests with each Python of 3.10 to 3.13 that is installed, in .venv-3.x
 	@failed= ; ran= ; missing= ; \
@@ -172,7 +172,7 @@ clean:  ## remove caches and build outputs
 
 distclean: clean  ## remove the virtual environments as well
 	@echo "==> removing virtual environments"
-	@rm -rf .venv .venv-3.* $(SITE_VENV) $(ENVS_VENV) $(RAY_VENV) $(AGENTS_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) $(DIST_VENV) .venv-trainers .venv-suites
+	@rm -rf .venv .venv-3.* $(SITE_VENV) $(ENVS_VENV) $(RAY_VENV) $(AGENTS_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) $(BENCH_RLLIB_VENV) $(DIST_VENV) .venv-trainers .venv-suites
 
 # The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
 
@@ -255,5 +255,10 @@ $(BENCH_VENV)/.bench: $(REQUIREMENTS) benchmarks/install.py
 
 $(BENCH_DING_VENV)/.bench: benchmarks/install.py benchmarks/requirements-ding.txt
 	@$(MAKE) --no-print-directory VENV=$(BENCH_DING_VENV) PYTHON=$(BENCH_DING_PYTHON) $(BENCH_DING_VENV)/.made
-	@$(BENCH_DING_VENV)/bin/python benchmarks/install.py $(BENCH_DING_VENV) --ding --torch '$(TORCH)'
+	@$(BENCH_DING_VENV)/bin/python benchmarks/install.py $(BENCH_DING_VENV) --only ding --torch '$(TORCH)'
+	@touch $@
+
+$(BENCH_RLLIB_VENV)/.bench: benchmarks/install.py
+	@$(MAKE) --no-print-directory VENV=$(BENCH_RLLIB_VENV) $(BENCH_RLLIB_VENV)/.made
+	@$(BENCH_RLLIB_VENV)/bin/python benchmarks/install.py $(BENCH_RLLIB_VENV) --only rllib --torch '$(TORCH)'
 	@touch $@

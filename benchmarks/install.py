@@ -1,4 +1,4 @@
-"""Installs the peers, each as far as it goes: `python install.py ENVIRONMENT [--ding]`.
+"""Installs the peers, each as far as it goes: `python install.py ENVIRONMENT [--only PEER]`.
 
 A peer that cannot be installed is named, with the reason, and the others go on. The reasons are
 kept in `peers.json` in the environment, where `run.py` finds them.
@@ -24,6 +24,8 @@ SB3 = "stable-baselines3>=2.9,<3"
 TIANSHOU = "tianshou>=2,<3"
 DING = "DI-engine==0.5.3"
 PUFFERLIB = "pufferlib==3.0.0"
+TORCHRL = "torchrl>=0.14,<0.15"
+RLLIB = "ray[rllib]>=2.60,<3"
 # The envs of other packages, and what has envs of its own. By the names that `machine.PACKAGES` and
 # `envs.NEEDS` have for them.
 GAMES = {
@@ -98,6 +100,16 @@ def install_tianshou(python: Path) -> None:
     pip_install(python, [TIANSHOU], {})
 
 
+def install_torchrl(python: Path) -> None:
+    """Install TorchRL."""
+    pip_install(python, [TORCHRL], {})
+
+
+def install_rllib(python: Path) -> None:
+    """Install Ray with RLlib."""
+    pip_install(python, [RLLIB], {})
+
+
 def install_treetensor(python: Path) -> None:
     """Install what envmgr's own V2 kinds need besides PyTorch."""
     pip_install(python, [TREETENSOR], {})
@@ -107,13 +119,15 @@ PEERS: dict[str, Callable[[Path], None]] = {
     "treetensor": install_treetensor,
     "sb3": install_sb3,
     "tianshou": install_tianshou,
+    "torchrl": install_torchrl,
     "pufferlib": install_pufferlib,
     **{
         name: functools.partial(pip_install, arguments=packages, extra_env={})
         for name, packages in GAMES.items()
     },
 }
-PEERS_DING: dict[str, Callable[[Path], None]] = {"ding": install_ding}
+# Each in an environment of its own.
+ALONE: dict[str, Callable[[Path], None]] = {"ding": install_ding, "rllib": install_rllib}
 
 
 def main() -> None:
@@ -121,8 +135,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("environment", type=Path)
     parser.add_argument("--torch", default="torch", help="what to tell pip to get PyTorch")
-    parser.add_argument("--ding", action="store_true", help="the environment is DI-engine's")
+    parser.add_argument("--only", choices=ALONE, help="whose environment it is; else of the others")
     options = parser.parse_args()
+    peers = {options.only: ALONE[options.only]} if options.only else PEERS
     environment: Path = options.environment
     python = environment / "bin" / "python"
     failed: dict[str, str] = {}
@@ -131,9 +146,9 @@ def main() -> None:
         pip_install(python, options.torch.split(), {})
     except InstallError as error:
         # A peer may bring another PyTorch with it, which is very large: better go without the peer.
-        without = [name for name in (PEERS_DING if options.ding else PEERS) if name not in GAMES]
+        without = [name for name in peers if name not in GAMES]
         failed = dict.fromkeys(without, f"PyTorch: {error}")
-    for name, install in (PEERS_DING if options.ding else PEERS).items():
+    for name, install in peers.items():
         if name in failed:
             continue
         print(f"==> installing {name} into {environment}", flush=True)

@@ -18,9 +18,13 @@ PACKAGES = {
     "tianshou": ("tianshou", "tianshou"),
     "pufferlib": ("pufferlib", "pufferlib"),
     "ding": ("ding", "DI-engine"),
+    "torchrl": ("torchrl", "torchrl"),
+    "rllib": ("ray.rllib", "ray"),
     "ale": ("ale_py", "ale-py"),
     "envpool": ("envpool", "envpool"),
 }
+# With an environment of their own: DI-engine needs numpy below 2, RLlib one certain gymnasium.
+ALONE = ("ding", "rllib")
 _ASK = """
 import importlib.metadata as m, importlib.util as u, json, sys
 module, names = sys.argv[1], sys.argv[2:]
@@ -62,13 +66,16 @@ def reason_missing(library: str, environment: Path) -> str:
     """Return why `install.py` could not install a library, or a package, into an environment."""
     notes = environment / "peers.json"
     reasons = json.loads(notes.read_text()) if notes.exists() else {}
-    return str(reasons.get(library, "not installed in this environment; `make bench` installs it"))
+    otherwise = "not installed in this environment; `make bench` or `make scoreboard` installs it"
+    return str(reasons.get(library, otherwise))
 
 
-def default_ding_python() -> str:
-    """Return the interpreter of the environment beside this one, for DI-engine."""
+def default_python(library: str) -> str:
+    """Return this interpreter, or for those of ALONE that of the environment beside this one."""
+    if library not in ALONE:
+        return sys.executable
     prefix = Path(sys.prefix)
-    return str(prefix.with_name(f"{prefix.name}-ding") / "bin" / "python")
+    return str(prefix.with_name(f"{prefix.name}-{library}") / "bin" / "python")
 
 
 def _field(path: Path, name: str) -> str:

@@ -50,7 +50,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for the report; without it, none")
     parser.add_argument(
         "--ding-python",
-        default=machine.default_ding_python(),
+        default=machine.default_python("ding"),
         help="interpreter that has DI-engine, which needs numpy below 2",
     )
     options = parser.parse_args(arguments)

@@ -14,6 +14,9 @@ PACKAGES = {
     "sb3": "stable_baselines3",
     "tianshou": "tianshou",
     "ding": "ding",
+    "torchrl": "torchrl",
+    "rllib": "ray",
+    "pufferlib": "pufferlib",
 }
 _OWN_ERRORS = {
     "raise-step": "RuntimeError",
@@ -154,7 +157,7 @@ def _verdict(
         return f"the trainer ends (status {early['status']})"
     name = "" if error is None or (line.where == "reset" and checks["goes_on"]) else error["type"]
     if line.where == "build":
-        return f"refused: {name}" if name else "not noticed"
+        return f"refused: {name}" if name else _start_words(facts)
     if line.where in ("close", "trainer"):
         if not facts["ends"]:
             return "does not end"
@@ -166,6 +169,12 @@ def _verdict(
     if all(counts[i] >= ENOUGH for i in range(ENV_NUM) if i != VICTIM):
         return f"goes on after a reset of all: {name}"
     return f"stops: {name}" if name else "stops"
+
+
+def _start_words(facts: dict[str, Any]) -> str:
+    """Return the words for a start that raised nothing, though an env could not be built."""
+    started = [call["envs"] for call in facts["calls"] if "envs" in call]
+    return "goes on without it" if any(VICTIM not in envs for envs in started) else "not noticed"
 
 
 def _close_words(facts: dict[str, Any]) -> list[str]:

@@ -39,9 +39,11 @@ ATTEMPTS = 4
 _POLL_S = 0.05
 _LOG_CHARACTERS = 4000
 _NAMED = re.compile(
-    rf"\b(?:env|envs|environment|worker|subprocess_env_manager|subprocess)s?[ _\-#:\[(]*{VICTIM}\b",
+    rf"\b(?:env|environment|worker|actor|subprocess|subprocess_env_manager)s?"
+    rf"[ _\-#:\[(]*{VICTIM}\b",
     re.IGNORECASE,
 )
+_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 
 class Observer:
@@ -63,7 +65,7 @@ class Observer:
         for _ in range(ATTEMPTS):
             with Stalls() as stalls:
                 facts = self._observe(library, fault, python)
-            facts = json.loads(_without_paths(json.dumps(facts)))
+            facts = json.loads(_without_places(json.dumps(facts), python))
             facts["longest_stall_s"] = round(stalls.longest_s, 3)
             if stalls.longest_s < STALL_S:
                 break
@@ -71,7 +73,7 @@ class Observer:
 
     def _observe(self, library: str, fault: str, python: str) -> dict[str, Any]:
         before = self._guard.snapshot()
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             watch = _Watch(Path(folder), library, fault, python, self._guard, before)
             try:
                 facts = watch.run()
@@ -223,18 +225,25 @@ class _Watch:
 
 
 def _is_helper(process: Process, trainer_pid: int | None) -> bool:
-    """Whether this is one of multiprocessing's own helpers, which live as long as the trainer."""
-    if trainer_pid is None or process.parent_pid != trainer_pid:
+    """Whether this is a helper of multiprocessing or Ray, which live as long as the trainer.
+
+    Ray's are its daemons, and workers that have nothing to do; an actor has its class as its name.
+    """
+    if trainer_pid is None:
         return False
-    return "multiprocessing.resource_tracker" in process.command or (
-        "multiprocessing.forkserver" in process.command
-    )
+    if process.parent_pid == trainer_pid and any(
+        name in process.command
+        for name in ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+    ):
+        return True
+    return "/site-packages/ray/" in process.command or process.command.startswith("ray::IDLE")
 
 
-def _without_paths(text: str) -> str:
-    for path in (str(ROOT), sys.prefix, str(Path.home())):
+def _without_places(text: str, python: str) -> str:
+    """Return a text without folders of this machine, and without its addresses in networks."""
+    for path in (str(ROOT), sys.prefix, str(Path(python).parent.parent), str(Path.home())):
         text = text.replace(path, "...")
-    return text
+    return _ADDRESS.sub("...", text)
 
 
 def names_victim(text: str) -> bool:

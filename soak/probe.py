@@ -95,7 +95,7 @@ class Run:
     def start(self) -> bool:
         """Build and reset; return whether it worked."""
         with self._report.call("start") as result:
-            self._note(self._peer.start())
+            result["envs"] = self._note(self._peer.start())
         return result["error"] is None
 
     def step(self, victims_action: int | None = None, others_action: int | None = None) -> Any:
@@ -135,10 +135,11 @@ class Run:
                     return
                 has_reset, errors_in_row = True, 0
 
-    def _note(self, first: Mapping[int, Any]) -> None:
+    def _note(self, first: Mapping[int, Any]) -> list[int]:
         for env_id, obs in first.items():
             self.pids[env_id] = int(obs[PID])
             self._may_be_first.add(env_id)
+        return sorted(first)
 
     def _check(self, actions: Mapping[int, int], outcomes: Mapping[int, peers.Outcome]) -> Any:
         right, wrong, errors = [], {}, {}
@@ -146,7 +147,7 @@ class Run:
             if outcome.error is not None:
                 errors[env_id] = describe(outcome.error)
                 self._may_be_first.add(env_id)
-            elif problem := self._problem(env_id, actions.get(env_id), outcome):
+            elif problem := self._problem(env_id, _action_of(outcome, actions, env_id), outcome):
                 wrong[env_id] = problem
             else:
                 right.append(env_id)
@@ -175,6 +176,10 @@ class Run:
             return ""
         names = "nan" if any(map(math.isnan, found)) else str(found)
         return f"(env, action, reward) is {names}, and was to be {[*expected, expected[1]]}"
+
+
+def _action_of(outcome: peers.Outcome, actions: Mapping[int, int], env_id: int) -> int | None:
+    return actions.get(env_id) if outcome.action is None else outcome.action
 
 
 def put(fault: Fault, run: Run, report: Report) -> None:

@@ -30,14 +30,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder of the report; without it, none")
     parser.add_argument("--judge", action="store_true", help="only judge anew what was seen")
     parser.add_argument(
-        "--ding-python",
-        default=machine.default_ding_python(),
-        help="interpreter that has DI-engine, which needs numpy below 2",
+        "--python",
+        action="append",
+        default=[],
+        metavar="LIBRARY=PATH",
+        help="interpreter that has a library; by default this one, and that of the environment "
+        f"beside it for those that need one of their own: {', '.join(machine.ALONE)}",
     )
     options = parser.parse_args(arguments)
     try:
         options.libraries = _known(options.libraries, LIBRARIES)
         options.faults = _known(options.faults, FAULTS)
+        options.python = _pythons(options.python)
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -51,12 +55,26 @@ def _known(text: str, known: Collection[str]) -> list[str]:
     return names or list(known)
 
 
+def _pythons(texts: Sequence[str]) -> dict[str, str]:
+    """Return the interpreters of all libraries, of which some are given as LIBRARY=PATH."""
+    pythons = {library: machine.default_python(library) for library in LIBRARIES}
+    for text in texts:
+        library, _, path = text.partition("=")
+        if library not in LIBRARIES or not path:
+            raise ValueError(f"{text!r} is not LIBRARY=PATH, with one of {', '.join(LIBRARIES)}")
+        pythons[library] = path
+    # Probes run in folders of their own: the path must hold there.
+    return {
+        library: str(Path(shutil.which(path) or path).absolute())
+        for library, path in pythons.items()
+    }
+
+
 def find_libraries(options: argparse.Namespace, board: dict[str, Any]) -> dict[str, str]:
     """Return the interpreter of each library that is installed; name the others."""
     pythons = {}
-    ding_python = str(Path(shutil.which(options.ding_python) or options.ding_python).absolute())
     for library in options.libraries:
-        python = ding_python if library == "ding" else sys.executable
+        python = options.python[library]
         _, distribution = machine.PACKAGES[library]
         versions = machine.library_versions(library, python)
         if distribution in versions:
@@ -96,7 +114,7 @@ def kept(folder: Path | None) -> dict[str, Any]:
     """Return the scoreboard in a folder, or an empty one."""
     if folder is not None and (folder / page.SCOREBOARD).exists():
         return dict(json.loads((folder / page.SCOREBOARD).read_text()))
-    return {"versions": {}, "missing": {}, "cells": {fault: {} for fault in FAULTS}}
+    return {"versions": {}, "missing": {}, "cells": {}}
 
 
 def observe_all(options: argparse.Namespace, board: dict[str, Any]) -> None:
@@ -109,7 +127,8 @@ def observe_all(options: argparse.Namespace, board: dict[str, Any]) -> None:
             facts = observer.observe(library, fault, python)
             cell = cell_of(library, fault, facts)
             print(f"  {library:10} {cell['text']}", flush=True)
-            board["cells"][fault][library] = cell
+            board["cells"].setdefault(fault, {})[library] = cell
+    board["cells"] = {fault: board["cells"][fault] for fault in FAULTS if fault in board["cells"]}
 
 
 def cell_of(library: str, fault: str, facts: dict[str, Any]) -> dict[str, Any]:

@@ -24,12 +24,15 @@ class Outcome(NamedTuple):
         reward: the reward.
         done: whether the episode has ended.
         error: the failure that the library reports with it; None for an ordinary timestep.
+        action: the action that it answers, by what the library says, where that is not for sure the
+            one of this call; None where it is.
     """
 
     obs: Any
     reward: float
     done: bool
     error: BaseException | None = None
+    action: int | None = None
 
 
 class Peer(Protocol):
@@ -86,6 +89,9 @@ _MODULES = {
     "sb3": "sb3_subproc",
     "tianshou": "tianshou_subproc",
     "ding": "ding_manager",
+    "torchrl": "torchrl_parallel",
+    "rllib": "rllib_runners",
+    "pufferlib": "pufferlib_processes",
 }
 LIBRARIES = tuple(_MODULES)
 
@@ -95,6 +101,9 @@ TITLES = {
     "sb3": "Stable-Baselines3 SubprocVecEnv",
     "tianshou": "tianshou SubprocVectorEnv",
     "ding": "DI-engine SyncSubprocessEnvManager",
+    "torchrl": "TorchRL ParallelEnv",
+    "rllib": "RLlib EnvRunners",
+    "pufferlib": "PufferLib Multiprocessing",
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 Soak = Callable[[str], Any]
@@ -99,6 +101,8 @@ def test_words(soak: Soak, text: str) -> None:
     [
         ("die-build", facts(other("start", EOF_ERROR)), "refused: EOFError"),
         ("die-build", facts(other("start")), "not noticed"),
+        ("die-build", facts({**other("start"), "envs": [0, 2]}), "goes on without it"),
+        ("die-build", facts({**other("start"), "envs": [0, 1, 2]}), "not noticed"),
         ("hang-close", facts(other("close")), "ends"),
         ("hang-close", facts(hangs=["close"], interruptible=True), "close hangs"),
         ("dropped", facts(ends=False), "does not end"),
@@ -124,6 +128,47 @@ def test_checks(soak: Soak) -> None:
         "clean": True,
         "reaped": True,
     }
+
+
+def test_each_library_has_its_interpreter(soak: Soak, capsys: pytest.CaptureFixture[str]) -> None:
+    parse = soak("scoreboard").parse
+    pythons = parse(["--python", "torchrl=/a/python", "--python", "rllib=/b/python"]).python
+    assert pythons["torchrl"] == "/a/python"
+    assert pythons["rllib"] == "/b/python"
+    assert pythons["sb3"] == sys.executable
+    assert pythons["ding"] == f"{sys.prefix}-ding/bin/python"
+    for wrong in ("/a/python", "nobody=/a/python", "sb3="):
+        with pytest.raises(SystemExit):
+            parse(["--python", wrong])
+        assert "is not LIBRARY=PATH" in capsys.readouterr().err
+
+
+def test_a_timestep_is_compared_with_the_action_that_it_answers(soak: Soak) -> None:
+    outcome, run = soak("peers").Outcome, soak("probe").Run(None, None)
+    obs = np.array([1.0, 77.0, 3.0, 5.0])
+    given = {1: 9}
+    assert run._check(given, {1: outcome(obs, 5.0, done=False, action=5)})["right"] == [1]
+    assert run._check(given, {1: outcome(obs, 5.0, done=False)})["wrong"].keys() == {1}
+
+
+def test_helpers_live_as_long_as_the_trainer(soak: Soak) -> None:
+    observe = soak("observe")
+
+    def is_helper(command: str, parent_pid: int, trainer_pid: int | None) -> bool:
+        process = observe.Process(9, "0", parent_pid, False, command)
+        return bool(observe._is_helper(process, trainer_pid))
+
+    tracker = "python -c from multiprocessing.resource_tracker import main;main(5)"
+    raylet = "/venv/lib/site-packages/ray/core/src/ray/raylet/raylet --x"
+    assert is_helper(tracker, 2, 2) and not is_helper(tracker, 3, 2)
+    assert is_helper(raylet, 2, 2) and is_helper("ray::IDLE", 3, 2)
+    assert not is_helper("ray::SingleAgentEnvRunner.apply", 3, 2)
+    assert not any(is_helper(command, 2, None) for command in (tracker, raylet, "ray::IDLE"))
+
+
+def test_facts_name_no_places(soak: Soak) -> None:
+    text = soak("observe")._without_places("at /some/venv/lib on 10.1.2.33", "/some/venv/bin/python")
+    assert text == "at .../lib on ..."
 
 
 def test_what_is_left(soak: Soak) -> None:
