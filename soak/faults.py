@@ -39,6 +39,7 @@ ENV_ID, PID, STEPS, ACTION = range(4)
 NO_ACTION = -1.0
 
 _GARBAGE = b"garbage!" * 8
+_HANGS_IN_C = "hangs in a step in C, holding the GIL, SIGTERM ignored"
 
 
 class Fault(NamedTuple):
@@ -49,11 +50,26 @@ class Fault(NamedTuple):
         title: what happens, for the table.
         where: when it happens: in a step, in a reset, while the env is built, while nothing is
             under way (from outside), in `close`, or `trainer`: something happens to the trainer.
+        users: who steps the envs: `threads` or `coroutines` that have one each; empty for one
+            caller of all.
+        same: the name of the fault that happens, where it is that of another line.
     """
 
     name: str
     title: str
     where: str
+    users: str = ""
+    same: str = ""
+
+
+def _of_user(user: str) -> tuple[Fault, ...]:
+    """Return the faults of an env that has one of several users, while others have the others."""
+    title, users = f"with a {user} of its own: ", f"{user}s"
+    return (
+        Fault(f"{user}-crash", f"{title}segmentation fault in a step", "step", users, "segfault"),
+        Fault(f"{user}-hang", f"{title}{_HANGS_IN_C}", "step", users, "hang-gil"),
+        Fault(f"{user}-kill", f"{title}SIGKILL between two steps", "idle", users),
+    )
 
 
 FAULTS = {
@@ -78,7 +94,7 @@ FAULTS = {
         Fault("nan", "returns NaN", "step"),
         Fault("garbage", "writes garbage into every pipe and socket of its process", "step"),
         Fault("hang-step", "hangs in a step", "step"),
-        Fault("hang-gil", "hangs in a step in C, holding the GIL, SIGTERM ignored", "step"),
+        Fault("hang-gil", _HANGS_IN_C, "step"),
         Fault("hang-reset", "hangs in a reset", "reset"),
         Fault("stop", "is stopped by SIGSTOP in a step", "step"),
         Fault("hang-close", "hangs in `close`", "close"),
@@ -87,6 +103,8 @@ FAULTS = {
         Fault("trainer-killed", "the trainer is killed with -9 while an env hangs", "trainer"),
         Fault("dropped", "the trainer drops the envs without `close()`", "trainer"),
         Fault("exit-open", "the trainer ends without `close()`", "trainer"),
+        *_of_user("thread"),
+        *_of_user("coroutine"),
     )
 }
 
@@ -171,7 +189,8 @@ class FaultyEnv(gymnasium.Env[np.ndarray, int]):
 
 def factories(fault: str) -> list[Callable[[], FaultyEnv]]:
     """Return what builds the envs of one run."""
-    return [partial(FaultyEnv, env_id, fault, os.getpid()) for env_id in range(ENV_NUM)]
+    name = FAULTS[fault].same or fault
+    return [partial(FaultyEnv, env_id, name, os.getpid()) for env_id in range(ENV_NUM)]
 
 
 # -- what happens ---------------------------------------------------------------------------------

@@ -56,6 +56,10 @@ class Cell(NamedTuple):
     error: dict[str, Any] | None
 
 
+NOT_OFFERED = Cell("not offered", dict.fromkeys(CHECKS), None)
+"""The cell of a library that has nothing like what the fault is about."""
+
+
 def judge(library: str, fault: str, facts: dict[str, Any]) -> Cell:
     """Return the cell of one library and one fault."""
     line = FAULTS[fault]
@@ -64,7 +68,7 @@ def judge(library: str, fault: str, facts: dict[str, Any]) -> Cell:
     checks: dict[str, bool | None] = dict.fromkeys(CHECKS)
     if line.where in ("step", "idle", "reset"):
         counts = _right_counts(steps)
-        others = all(counts[i] >= ENOUGH for i in range(ENV_NUM) if i != VICTIM)
+        others = _others_are_right(counts) and not _others_waited(line, steps)
         checks["goes_on"] = others and not _was_reset(steps)
         checks["victim_back"] = counts[VICTIM] > 0
         checks["right_data"] = not any(call.get("wrong") for call in steps)
@@ -105,6 +109,16 @@ def _right_counts(steps: list[dict[str, Any]]) -> dict[int, int]:
     return counts
 
 
+def _others_are_right(counts: dict[int, int]) -> bool:
+    return all(counts[i] >= ENOUGH for i in range(ENV_NUM) if i != VICTIM)
+
+
+def _others_waited(line: Fault, steps: list[dict[str, Any]]) -> bool:
+    """Return whether an env that has a user of its own was late in any round: it is not to wait."""
+    others = {i for i in range(ENV_NUM) if i != VICTIM}
+    return bool(line.users) and any(others - set(call.get("right", ())) for call in steps)
+
+
 def _was_reset(steps: list[dict[str, Any]]) -> bool:
     return any(call["call"] == "reset" for call in steps)
 
@@ -113,7 +127,7 @@ def _is_typed(library: str, fault: str, error: dict[str, Any]) -> bool:
     return (
         error["modules"][0] == PACKAGES[library]
         or error["type"] in (_OWN_ERRORS.get(fault), _DOCUMENTED.get((library, fault)))
-        or (error["is_timeout"] and fault.startswith(("hang", "stop")))
+        or (error["is_timeout"] and (FAULTS[fault].same or fault).startswith(("hang", "stop")))
     )
 
 
@@ -165,9 +179,9 @@ def _verdict(
     went_on = "goes on" if checks["victim_back"] else "the others go on"
     if checks["goes_on"]:
         return f"{went_on}: {name}" if name else went_on
-    counts = _right_counts(steps)
-    if all(counts[i] >= ENOUGH for i in range(ENV_NUM) if i != VICTIM):
-        return f"goes on after a reset of all: {name}"
+    if _others_are_right(_right_counts(steps)):
+        how = "goes on after a reset of all" if _was_reset(steps) else "the others wait with it"
+        return f"{how}: {name}" if name else how
     return f"stops: {name}" if name else "stops"
 
 

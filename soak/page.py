@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from faults import FAULTS
 from figures import ENTRIES
 from judge import CHECKS
-from peers import LIMIT_S, TITLES
+from peers import LIMIT_S, TITLES, TITLES_WITH_USERS
 
 FIGURES = "figures.json"
 MUTANTS = "mutants.json"
@@ -119,24 +119,20 @@ def mutants_part(results: dict[str, Any]) -> str:
 
 def scoreboard_part(board: dict[str, Any]) -> str:
     """Return the part of the page that has the scoreboard."""
-    libraries = libraries_of(board)
-    cells = [
-        [FAULTS[fault].title, *(row.get(lib, {}).get("text", "") for lib in libraries)]
-        for fault, row in board["cells"].items()
-        if row
-    ]
+    rows = shared_rows(board)
     versions = ", ".join(f"{name} {version}" for name, version in board["versions"].items())
     parts = [
         "## Scoreboard",
         "Written by `make scoreboard`: the same faults, put to envmgr and to other libraries. "
-        f"{len(cells)} faults, each in a run of its own with three envs, of which one has the "
+        f"{len(rows)} faults, each in a run of its own with three envs, of which one has the "
         "fault, once. A process outside watches the run and notes what it sees; all of that is in "
         f"[{SCOREBOARD}](reliability/{SCOREBOARD}). "
         "[What the words mean, and how each library is used](../soak/README.md#the-scoreboard).",
         f"{versions}; {board['date']}. {machine_text(board['machine'])}. Time limits, where a "
         f"library has them: {LIMIT_S:g} s.",
         table(totals(board)),
-        table([["the env ...", *(TITLES[library] for library in libraries)], *cells]),
+        _cells(rows, {library: TITLES[library] for library in libraries_of(board)}),
+        *_parts_with_users(board),
     ]
     if board["missing"]:
         left_out = "; ".join(f"{TITLES[lib]}: {why}" for lib, why in board["missing"].items())
@@ -144,8 +140,42 @@ def scoreboard_part(board: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def shared_rows(board: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows of faults that are put to all libraries: one caller steps all envs."""
+    return {fault: row for fault, row in board["cells"].items() if row and not FAULTS[fault].users}
+
+
+def _parts_with_users(board: dict[str, Any]) -> list[str]:
+    """Return what the page has of envs with users of their own; empty if nothing was seen of it."""
+    rows = {fault: row for fault, row in board["cells"].items() if row and FAULTS[fault].users}
+    if not rows:
+        return []
+    asked = [library for library in TITLES if any(library in row for row in rows.values())]
+    offering = {lib: TITLES_WITH_USERS[lib] for lib in asked if lib in TITLES_WITH_USERS}
+    others = ", ".join(TITLES[library] for library in asked if library not in offering)
+    text = (
+        "The same for envs that have a user each, a thread or a coroutine, which steps it without "
+        "waiting for the others. envmgr offers that as [leases](guide/leases.md)"
+    )
+    text += f"; not offered by {others}." if others else "."
+    return [f"{text} [How it is done](../soak/README.md#envs-with-users).", _cells(rows, offering)]
+
+
+def _cells(rows: Mapping[str, Any], libraries: Mapping[str, str]) -> str:
+    """Return a table of cells; `libraries` has the titles."""
+    return table(
+        [
+            ["the env ...", *libraries.values()],
+            *(
+                [FAULTS[fault].title, *(row.get(lib, {}).get("text", "") for lib in libraries)]
+                for fault, row in rows.items()
+            ),
+        ]
+    )
+
+
 def totals(board: dict[str, Any]) -> list[list[str]]:
-    """Return the totals: for each check and library, in how many faults of how many it held."""
+    """Return for each check and library in how many of the shared faults it held."""
     libraries = libraries_of(board)
     rows = [["", *(TITLES[library] for library in libraries)]]
     for check, title in CHECKS.items():
@@ -153,7 +183,7 @@ def totals(board: dict[str, Any]) -> list[list[str]]:
         for library in libraries:
             answers = [
                 cells[library]["checks"][check]
-                for cells in board["cells"].values()
+                for cells in shared_rows(board).values()
                 if library in cells and cells[library]["checks"][check] is not None
             ]
             row.append(f"{sum(answers)} of {len(answers)}")
@@ -172,8 +202,8 @@ def totals_text(board: dict[str, Any]) -> str:
 
 
 def libraries_of(board: dict[str, Any]) -> list[str]:
-    """Return the libraries of a scoreboard, in the order of TITLES."""
-    present = {library for cells in board["cells"].values() for library in cells}
+    """Return the libraries that shared faults were put to, in the order of TITLES."""
+    present = {library for cells in shared_rows(board).values() for library in cells}
     return [library for library in TITLES if library in present]
 
 

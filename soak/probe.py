@@ -213,7 +213,7 @@ def main() -> None:
     fault, report = FAULTS[name], Report(address)
     # A shell may start its children with SIGINT ignored; here it is the way out of a hang.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    peer = peers.open_peer(library, factories(name))
+    peer = peers.open_peer(library, factories(name), fault.users)
     run = Run(peer, report)
     if run.start():
         for _ in range(ROUNDS_BEFORE):

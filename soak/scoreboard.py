@@ -19,7 +19,7 @@ import machine  # noqa: E402
 import page  # noqa: E402
 from faults import FAULTS  # noqa: E402
 from observe import Observer  # noqa: E402
-from peers import LIBRARIES  # noqa: E402
+from peers import LIBRARIES, offers  # noqa: E402
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -98,7 +98,7 @@ def main() -> None:
     if options.judge:
         for fault, row in board["cells"].items():
             for library, cell in row.items():
-                row[library] = cell_of(library, fault, cell["facts"])
+                row[library] = cell_of(library, fault, cell.get("facts"))
     else:
         board.update(date=datetime.date.today().isoformat(), machine=machine.describe())
         observe_all(options, board)
@@ -124,15 +124,18 @@ def observe_all(options: argparse.Namespace, board: dict[str, Any]) -> None:
     for fault in options.faults:
         print(FAULTS[fault].title, flush=True)
         for library, python in pythons.items():
-            facts = observer.observe(library, fault, python)
+            offered = offers(library, FAULTS[fault].users)
+            facts = observer.observe(library, fault, python) if offered else None
             cell = cell_of(library, fault, facts)
             print(f"  {library:10} {cell['text']}", flush=True)
             board["cells"].setdefault(fault, {})[library] = cell
     board["cells"] = {fault: board["cells"][fault] for fault in FAULTS if fault in board["cells"]}
 
 
-def cell_of(library: str, fault: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return a cell, with what was seen."""
+def cell_of(library: str, fault: str, facts: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a cell, with what was seen; a library that does not offer the thing has no facts."""
+    if facts is None:
+        return judge.NOT_OFFERED._asdict()
     return {**judge.judge(library, fault, facts)._asdict(), "facts": facts}
 
 

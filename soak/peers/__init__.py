@@ -95,6 +95,12 @@ _MODULES = {
 }
 LIBRARIES = tuple(_MODULES)
 
+_MODULES_WITH_USERS = {
+    "threads": {"envmgr": "envmgr_leases", "torchrl": "torchrl_pool"},
+    "coroutines": {"envmgr": "envmgr_leases"},
+}
+"""Of the libraries whose envs may have a user each, which steps it without asking the others."""
+
 TITLES = {
     "envmgr": "envmgr",
     "gymnasium": "Gymnasium AsyncVectorEnv",
@@ -107,8 +113,26 @@ TITLES = {
 }
 
 
-def open_peer(library: str, factories: Factories) -> Peer:
-    """Return the envs of a library, not started yet; importing the library happens here."""
+TITLES_WITH_USERS = {"envmgr": "envmgr", "torchrl": "TorchRL AsyncEnvPool"}
+
+
+def offers(library: str, users: str) -> bool:
+    """Return whether a library has what a fault needs: envs with such a user each, if any."""
+    return not users or library in _MODULES_WITH_USERS[users]
+
+
+def open_peer(library: str, factories: Factories, users: str = "") -> Peer:
+    """Return the envs of a library, not started yet; importing the library happens here.
+
+    Args:
+        library: its name.
+        factories: what builds the envs.
+        users: `threads` or `coroutines` that have an env each; empty for one caller of all envs.
+    """
+    if users:
+        with_users = importlib.import_module(f"peers.{_MODULES_WITH_USERS[users][library]}")
+        opened: Peer = with_users.open_peer(factories, users)
+        return opened
     module = importlib.import_module(f"peers.{_MODULES[library]}")
     peer: Peer = module.open_peer(factories)
     return peer

@@ -30,7 +30,7 @@ class TorchrlParallel:
         torchrl._utils.BATCHED_PIPE_TIMEOUT = LIMIT_S
         self._envs = ParallelEnv(
             len(self._factories),
-            [partial(_wrapped, factory) for factory in self._factories],
+            [partial(wrapped, factory) for factory in self._factories],
             shutdown_timeout=LIMIT_S,
         )
         return self.reset()
@@ -62,7 +62,7 @@ class TorchrlParallel:
             self._envs.close(raise_if_closed=False)
 
 
-def _wrapped(factory: Callable[[], Any]) -> Any:
+def wrapped(factory: Callable[[], Any]) -> Any:
     """Return an env as TorchRL wants it; its actions are numbers, not one-hot vectors."""
     return GymWrapper(factory(), categorical_action_encoding=True)
 

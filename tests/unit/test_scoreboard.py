@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,38 @@ def test_checks(soak: Soak) -> None:
     }
 
 
+TIMEOUT = {**CRASH, "type": "TimeoutError", "modules": ["builtins"], "is_timeout": True}
+
+
+@pytest.mark.parametrize(
+    ("steps", "text", "goes_on"),
+    [
+        ([step(0, 2), step(0, 2, failed=TIMEOUT), *GOES_ON], "goes on: TimeoutError", True),
+        ([step(0, 2)] * 6, "the others go on", True),
+        ([step(0), step(0, 2, failed=TIMEOUT), *GOES_ON], "the others wait with it: Tim", False),
+        ([step(failed=TIMEOUT)] * 6, "stops: TimeoutError", False),
+    ],
+)
+def test_envs_with_users_are_not_to_wait_for_each_other(
+    soak: Soak, steps: list[dict[str, Any]], text: str, goes_on: bool
+) -> None:
+    cell = soak("judge").judge("torchrl", "thread-hang", facts(*steps, other("close")))
+    assert cell.text.startswith(text)
+    assert cell.checks["goes_on"] is goes_on
+    if cell.error is not None:
+        assert cell.checks["typed"] is True, "whoever hangs is told of a time limit"
+
+
+def test_what_is_not_offered_counts_nowhere(soak: Soak) -> None:
+    scoreboard = soak("scoreboard")
+    offers = soak("peers").offers
+    assert [offers("sb3", users) for users in ("", "threads", "coroutines")] == [True, False, False]
+    assert offers("envmgr", "threads") and offers("envmgr", "coroutines")
+    cell = scoreboard.cell_of("sb3", "thread-kill", None)
+    assert cell["text"] == "not offered"
+    assert set(cell["checks"].values()) == {None}
+
+
 def test_each_library_has_its_interpreter(soak: Soak, capsys: pytest.CaptureFixture[str]) -> None:
     parse = soak("scoreboard").parse
     pythons = parse(["--python", "torchrl=/a/python", "--python", "rllib=/b/python"]).python
@@ -169,6 +202,53 @@ def test_helpers_live_as_long_as_the_trainer(soak: Soak) -> None:
 def test_facts_name_no_places(soak: Soak) -> None:
     text = soak("observe")._without_places("at /some/venv/lib on 10.1.2.33", "/some/venv/bin/python")
     assert text == "at .../lib on ..."
+
+
+class FakeUser:
+    """A user whose steps are answered by hand."""
+
+    def __init__(self, env_id: int) -> None:
+        self.env_id, self.steps, self.has_left = env_id, list[tuple[int, Future[Any]]](), False
+
+    def begin(self) -> Future[Any]:
+        return done(f"first of {self.env_id}")
+
+    def step(self, action: int) -> Future[Any]:
+        self.steps.append((action, Future()))
+        return self.steps[-1][1]
+
+    def leave(self) -> Future[None]:
+        self.has_left = True
+        return done(None)
+
+
+def done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+def test_who_is_late_is_not_waited_for(soak: Soak, monkeypatch: pytest.MonkeyPatch) -> None:
+    users_module, outcome = soak("peers.users"), soak("peers").Outcome
+    monkeypatch.setattr(users_module, "WAIT_S", 0.0)
+    users = [FakeUser(0), FakeUser(1)]
+    peer = users_module.Users(users)
+    peer._launch = peer._shut = lambda: None
+    assert peer.start() == {0: "first of 0", 1: "first of 1"}
+    assert peer.ready() == [0, 1]
+    assert peer.step({0: 10, 1: 11}) == {}
+    users[0].steps[-1][1].set_result(outcome("obs", 10.0, done=False))
+    assert peer.step({}) == {0: outcome("obs", 10.0, done=False, action=10)}
+    assert peer.ready() == [0], "the other one is under way"
+    assert peer.step({0: 20, 1: 21}) == {}
+    assert [action for action, _ in users[1].steps] == [11]
+    error = RuntimeError("gone")
+    users[1].steps[-1][1].set_exception(error)
+    assert peer.ready() == [], "its answer comes first, with the next step"
+    assert peer.step({})[1].error is error
+    assert peer.ready() == [1]
+    peer.close()
+    assert all(user.has_left for user in users)
 
 
 def test_what_is_left(soak: Soak) -> None:
@@ -216,7 +296,13 @@ def test_the_page_has_what_the_results_have(soak: Soak, tmp_path: Path) -> None:
         "machine": machine,
         "versions": {"envmgr": "9"},
         "missing": {"ding": "no wheel"},
-        "cells": {"kill-step": {"envmgr": cell._asdict()}},
+        "cells": {
+            "kill-step": {"envmgr": cell._asdict()},
+            "thread-kill": {
+                "envmgr": cell._asdict(),
+                "sb3": soak("judge").NOT_OFFERED._asdict(),
+            },
+        },
     }
     folder = tmp_path / "reliability"
     folder.mkdir()
@@ -239,4 +325,7 @@ def test_the_page_has_what_the_results_have(soak: Soak, tmp_path: Path) -> None:
     assert "| SIGKILL in the middle of a step | goes on: EnvCrash |" in page
     assert "| 4 of 9, seed 7, 2000-01-01 | 2 (50.0%) | 1 (25.0%) | 1 (25.0%) |" in page
     assert "| the other envs go on, without a reset of all | 1 of 1 |" in page
+    assert "1 faults, each in a run of its own" in page, "those of envs with users are apart"
+    assert "not offered by Stable-Baselines3 SubprocVecEnv." in page
+    assert "| with a thread of its own: SIGKILL between two steps | goes on: EnvCrash |" in page
     assert "Left out: DI-engine SyncSubprocessEnvManager: no wheel." in page
