@@ -32,6 +32,8 @@ CALL_LIMIT_S = 10.0
 INTERRUPT_LIMIT_S = 5.0
 SETTLE_S = 1.0
 """After so long, a process that is still there is left over."""
+END_SETTLE_S = 10.0
+"""The same after the trainer's end, which daemons of some libraries notice only after seconds."""
 
 STALL_S = 0.5
 ATTEMPTS = 4
@@ -43,6 +45,7 @@ _NAMED = re.compile(
     rf"[ _\-#:\[(]*{VICTIM}\b",
     re.IGNORECASE,
 )
+_RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 
@@ -122,7 +125,7 @@ class _Watch:
         if closed:
             facts["left_after_close"] = self._left(self._probe.pid, SETTLE_S)
         self._end_probe()
-        facts["left_after_end"] = self._left(None, SETTLE_S)
+        facts["left_after_end"] = self._left(None, END_SETTLE_S)
         facts["calls"] = self._calls
         log = self._log.read_text(errors="replace")
         facts["named_in_log"] = bool(_NAMED.search(log))
@@ -236,7 +239,7 @@ def _is_helper(process: Process, trainer_pid: int | None) -> bool:
         for name in ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
     ):
         return True
-    return "/site-packages/ray/" in process.command or process.command.startswith("ray::IDLE")
+    return "/site-packages/ray/" in process.command or process.command.startswith(_RAYS_OWN)
 
 
 def _without_places(text: str, python: str) -> str:

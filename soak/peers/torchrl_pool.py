@@ -15,17 +15,24 @@ from peers.users import ThreadUser, Users
 
 
 class PoolThread(ThreadUser):
-    """Steps the env of its number; after a failure it resets that env."""
+    """Steps the env of its number; after a failure it resets it, and gives up if that fails."""
 
     def __init__(self, pool: Callable[[], Any], env_id: int) -> None:
         super().__init__()
         self.env_id = env_id
         self._pool = pool
         self._root: Any = None
+        self._failed: Exception | None = None
 
     def _begin(self) -> Any:
-        self._pool().async_reset_send(env_index=self.env_id)
-        self._root = self._pool().async_reset_recv(env_index=self.env_id)
+        if self._failed is not None:
+            raise self._failed
+        try:
+            self._pool().async_reset_send(env_index=self.env_id)
+            self._root = self._pool().async_reset_recv(env_index=self.env_id)
+        except Exception as error:
+            self._failed = error
+            raise
         return self._root["observation"].numpy()
 
     def _step(self, action: int) -> Outcome:

@@ -157,7 +157,8 @@ def test_what_is_not_offered_counts_nowhere(soak: Soak) -> None:
     scoreboard = soak("scoreboard")
     offers = soak("peers").offers
     assert [offers("sb3", users) for users in ("", "threads", "coroutines")] == [True, False, False]
-    assert offers("envmgr", "threads") and offers("envmgr", "coroutines")
+    assert offers("envmgr", "threads")
+    assert offers("envmgr", "coroutines")
     cell = scoreboard.cell_of("sb3", "thread-kill", None)
     assert cell["text"] == "not offered"
     assert set(cell["checks"].values()) == {None}
@@ -193,15 +194,18 @@ def test_helpers_live_as_long_as_the_trainer(soak: Soak) -> None:
 
     tracker = "python -c from multiprocessing.resource_tracker import main;main(5)"
     raylet = "/venv/lib/site-packages/ray/core/src/ray/raylet/raylet --x"
-    assert is_helper(tracker, 2, 2) and not is_helper(tracker, 3, 2)
-    assert is_helper(raylet, 2, 2) and is_helper("ray::IDLE", 3, 2)
+    assert is_helper(tracker, 2, 2)
+    assert not is_helper(tracker, 3, 2)
+    for command in (raylet, "ray::IDLE", "ray::DashboardAgent"):
+        assert is_helper(command, 3, 2)
+        assert not is_helper(command, 3, None)
+    assert not is_helper(tracker, 2, None)
     assert not is_helper("ray::SingleAgentEnvRunner.apply", 3, 2)
-    assert not any(is_helper(command, 2, None) for command in (tracker, raylet, "ray::IDLE"))
 
 
 def test_facts_name_no_places(soak: Soak) -> None:
-    text = soak("observe")._without_places("at /some/venv/lib on 10.1.2.33", "/some/venv/bin/python")
-    assert text == "at .../lib on ..."
+    without_places = soak("observe")._without_places
+    assert without_places("at /venv/lib, 10.1.2.33", "/venv/bin/python") == "at .../lib, ..."
 
 
 class FakeUser:
