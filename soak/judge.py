@@ -84,7 +84,7 @@ def judge(library: str, fault: str, facts: dict[str, Any]) -> Cell:
     checks["clean"] = "process" not in [*(left or ()), *facts["left_after_end"]]
     checks["reaped"] = None if left is None else "zombie" not in left
     verdict = _verdict(line, facts, steps, checks, error)
-    return Cell(_text(verdict, facts, checks), checks, error)
+    return Cell(_text(line, verdict, facts, checks), checks, error)
 
 
 def _first_error(line: Fault, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -139,11 +139,13 @@ def _closes(facts: dict[str, Any]) -> bool | None:
     return not hung and all(call["error"] is None for call in calls)
 
 
-def _text(verdict: str, facts: dict[str, Any], checks: dict[str, bool | None]) -> str:
+def _text(line: Fault, verdict: str, facts: dict[str, Any], checks: dict[str, bool | None]) -> str:
     parts = [verdict]
     if checks["right_data"] is False:
         parts.append("wrong data")
     parts += _close_words(facts)
+    if line.users and not facts["ends"]:  # a user cannot get out of a call
+        parts.append("the trainer does not end")
     parts += _left_words(facts.get("left_after_close") or [], "left behind")
     parts += _left_words(facts["left_after_end"], "left for good")
     return "; ".join(filter(None, parts))

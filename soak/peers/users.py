@@ -109,10 +109,10 @@ class Users:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Have the users let go of their envs, and close."""
+        """Have the users let go of their envs, and close; waits no longer than LIMIT_S for them."""
         left = [user.leave() for user in self._users]
         self._shut()
-        concurrent.futures.wait(left)
+        concurrent.futures.wait(left, LIMIT_S)
 
     def _launch(self) -> None:
         """Build the envs."""

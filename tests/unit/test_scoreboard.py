@@ -153,6 +153,12 @@ def test_envs_with_users_are_not_to_wait_for_each_other(
         assert cell.checks["typed"] is True, "whoever hangs is told of a time limit"
 
 
+def test_a_user_that_is_in_a_call_keeps_the_trainer_from_ending(soak: Soak) -> None:
+    judge, seen = soak("judge").judge, facts(*GOES_ON, other("close"), ends=False)
+    assert judge("torchrl", "thread-kill", seen).text == "goes on; the trainer does not end"
+    assert judge("torchrl", "kill-idle", seen).text == "goes on"
+
+
 def test_what_is_not_offered_counts_nowhere(soak: Soak) -> None:
     scoreboard = soak("scoreboard")
     offers = soak("peers").offers
