@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 9
+#define ABI 10
 
 static PyObject *name_step, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
@@ -385,6 +385,26 @@ static PyObject *write_by(PyObject *writer, PyObject *info) {
 /* -- the worker: one step of one env ---------------------------------------------------------- */
 
 #define MOST_BUFFERS 16
+#define MOST_LEAVES 16
+
+/* An array, a number or a text that observations consist of. */
+typedef struct {
+    char finite;        /* 'f' or 'd': its numbers have to be finite; else 0 */
+    char takes_int;     /* it may be an int of Python */
+    PyObject *number;   /* the type of numpy's numbers that it may be, besides arrays; NULL: none */
+    PyObject *pack;     /* of texts: (text): the bytes to write; NULL of others */
+    PyObject *text, *packed; /* the latest of them, which mostly is the next one, too */
+} Leaf;
+
+/* What was found in the place of a leaf, and fits. */
+typedef struct {
+    PyObject *source;   /* an array, a number of numpy's or bytes; NULL: nothing yet, or an int */
+    Py_buffer view;     /* of what is no bytes */
+    int64_t number;     /* the int */
+    char kind;          /* 0: nothing was found */
+} Found;
+
+enum { AN_ARRAY = 1, A_SPREAD_ARRAY, AN_INT, A_TEXT };
 
 typedef struct {
     PyObject_HEAD
@@ -397,9 +417,11 @@ typedef struct {
     PyObject *ndarray, *float64;
     PyObject *fields;   /* of an `EnvTimestep`; NULL if the env returns gymnasium's five values */
     PyObject *four;     /* a type that has these fields, once one was seen */
-    PyObject *arrays;   /* the buffers, for observations that numpy copies */
-    Py_buffer targets[MOST_BUFFERS]; /* the same */
-    int n_buffers;
+    PyObject *skeleton; /* how observations are nested: the number of a leaf, or a dict or tuple of such */
+    PyObject *arrays;   /* the buffers, a tuple of a target for each leaf, for what numpy copies */
+    Py_buffer *targets; /* the same, one tuple after the other */
+    Leaf *leaves;
+    int n_targets, n_leaves, n_buffers;
     Py_buffer cell, rewards, flags, replies;
     uint8_t *buffer;    /* that the next observation goes into */
     uint8_t after[MOST_BUFFERS]; /* for each buffer the one after it */
@@ -409,8 +431,7 @@ typedef struct {
     uint16_t codes[MOST_BUFFERS];         /* what is flagged of a reward that is a float, by buffer */
     uint16_t codes_of_float32[MOST_BUFFERS]; /* likewise of one that is an array of one number */
     uint16_t codes_of_float64[MOST_BUFFERS];
-    char finite;        /* 'f' or 'd': numbers of an observation have to be finite; else 0 */
-    char refuses_non_finite; /* so do rewards */
+    char refuses_non_finite; /* rewards have to be finite */
     uint16_t has_info;  /* the flag of a reply with an info */
 } OrdinaryStep;
 
@@ -421,8 +442,11 @@ static int step_traverse(OrdinaryStep *self, visitproc visit, void *arg) {
     Py_VISIT(self->failed);
     Py_VISIT(self->end);
     Py_VISIT(self->write_info);
+    Py_VISIT(self->skeleton);
     Py_VISIT(self->arrays);
     Py_VISIT(self->four);
+    for (int k = 0; k < self->n_leaves; k++)
+        Py_VISIT(self->leaves[k].pack);
     return 0;
 }
 
@@ -432,8 +456,11 @@ static int step_clear(OrdinaryStep *self) {
     Py_CLEAR(self->failed);
     Py_CLEAR(self->end);
     Py_CLEAR(self->write_info);
+    Py_CLEAR(self->skeleton);
     Py_CLEAR(self->arrays);
     Py_CLEAR(self->four);
+    for (int k = 0; k < self->n_leaves; k++)
+        Py_CLEAR(self->leaves[k].pack);
     return 0;
 }
 
@@ -444,8 +471,15 @@ static void step_dealloc(OrdinaryStep *self) {
     Py_CLEAR(self->ndarray);
     Py_CLEAR(self->float64);
     Py_CLEAR(self->fields);
-    for (int buffer = 0; buffer < self->n_buffers; buffer++)
-        PyBuffer_Release(&self->targets[buffer]);
+    for (int k = 0; k < self->n_leaves; k++) {
+        Py_CLEAR(self->leaves[k].number);
+        Py_CLEAR(self->leaves[k].text);
+        Py_CLEAR(self->leaves[k].packed);
+    }
+    for (int k = 0; k < self->n_targets; k++)
+        PyBuffer_Release(&self->targets[k]);
+    PyMem_Free(self->leaves);
+    PyMem_Free(self->targets);
     PyBuffer_Release(&self->cell);
     PyBuffer_Release(&self->rewards);
     PyBuffer_Release(&self->flags);
@@ -472,40 +506,89 @@ static int read_codes(PyObject *list, uint16_t *codes, int count) {
     return 0;
 }
 
+/* Have the leaves of observations, and where each is written; -1 with an error. */
+static int take_leaves(OrdinaryStep *self, PyObject *leaves, PyObject *targets) {
+    Py_ssize_t n_leaves = PyList_Size(leaves), n_buffers = PyList_Size(targets);
+    if (n_leaves < 1 || n_leaves > MOST_LEAVES || n_buffers < 1 || n_buffers > MOST_BUFFERS) {
+        PyErr_SetString(PyExc_ValueError, "too many leaves or buffers, or too few");
+        return -1;
+    }
+    self->leaves = PyMem_Calloc(n_leaves, sizeof *self->leaves);
+    self->targets = PyMem_Calloc(n_leaves * n_buffers, sizeof *self->targets);
+    if (self->leaves == NULL || self->targets == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->n_buffers = (int)n_buffers;
+    for (Py_ssize_t buffer = 0; buffer < n_buffers; buffer++) {
+        PyObject *of_buffer = PyList_GetItem(targets, buffer);
+        if (!PyTuple_CheckExact(of_buffer) || PyTuple_Size(of_buffer) != n_leaves) {
+            PyErr_SetString(PyExc_ValueError, "a buffer has a target for each leaf");
+            return -1;
+        }
+        for (Py_ssize_t k = 0; k < n_leaves; k++) {
+            Py_buffer *view = &self->targets[self->n_targets];
+            if (view_of(PyTuple_GetItem(of_buffer, k), view, PyBUF_WRITABLE, -1, 0) < 0)
+                return -1;
+            self->n_targets++;
+            if (!PyBuffer_IsContiguous(view, 'C')) {
+                PyErr_SetString(PyExc_ValueError, "a buffer of another form");
+                return -1;
+            }
+        }
+    }
+    for (; self->n_leaves < n_leaves; self->n_leaves++) {
+        Leaf *leaf = &self->leaves[self->n_leaves];
+        const Py_buffer *target = &self->targets[self->n_leaves];
+        PyObject *number, *pack;
+        int tests_finite;
+        if (!PyTuple_Check(PyList_GetItem(leaves, self->n_leaves))) {
+            PyErr_SetString(PyExc_TypeError, "a leaf is a tuple");
+            return -1;
+        }
+        if (!PyArg_ParseTuple(PyList_GetItem(leaves, self->n_leaves), "pOO", &tests_finite, &number, &pack))
+            return -1;
+        const char *format = target->format;
+        if (tests_finite && strcmp(format, "f") != 0 && strcmp(format, "d") != 0) {
+            PyErr_SetString(PyExc_ValueError, "numbers that are not tested here");
+            return -1;
+        }
+        leaf->finite = tests_finite ? format[0] : 0;
+        if (number != Py_None) {
+            leaf->number = Py_NewRef(number);
+            leaf->takes_int = target->ndim == 0 && target->itemsize == sizeof(int64_t) &&
+                              (strcmp(format, "l") == 0 || strcmp(format, "q") == 0);
+        }
+        if (pack != Py_None)
+            leaf->pack = Py_NewRef(pack);
+    }
+    return 0;
+}
+
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"env", "step_buffer", "rest", "failed", "end", "write_info", "after", "ndarray",
-                            "float64", "fields", "targets", "rewards", "flags", "replies", "row",
-                            "codes", "codes_of_float32", "codes_of_float64", "tests_finite",
+                            "float64", "fields", "skeleton", "leaves", "targets", "rewards", "flags",
+                            "replies", "row", "codes", "codes_of_float32", "codes_of_float64",
                             "refuses_non_finite", "has_info", NULL};
-    PyObject *env, *step_buffer, *rest, *failed, *end, *write_info, *after, *ndarray, *float64, *fields, *targets;
-    PyObject *rewards, *flags, *replies, *codes, *of_float32, *of_float64;
+    PyObject *env, *step_buffer, *rest, *failed, *end, *write_info, *after, *ndarray, *float64, *fields;
+    PyObject *skeleton, *leaves, *targets, *rewards, *flags, *replies, *codes, *of_float32, *of_float64;
     Py_ssize_t row;
-    int tests_finite, refuses, has_info;
+    int refuses, has_info;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOO!OOOO!OOOnOOOppi", names, &env, &step_buffer, &rest, &failed, &end,
-            &write_info, &PyList_Type, &after, &ndarray, &float64, &fields, &PyList_Type, &targets, &rewards,
-            &flags, &replies, &row, &codes, &of_float32, &of_float64, &tests_finite, &refuses,
-            &has_info))
+            args, kwargs, "OOOOOOO!OOOOO!O!OOOnOOOpi", names, &env, &step_buffer, &rest, &failed, &end,
+            &write_info, &PyList_Type, &after, &ndarray, &float64, &fields, &skeleton, &PyList_Type, &leaves,
+            &PyList_Type, &targets, &rewards, &flags, &replies, &row, &codes, &of_float32, &of_float64,
+            &refuses, &has_info))
         return NULL;
-    Py_ssize_t n_buffers = PyList_Size(targets);
-    if (n_buffers < 1 || n_buffers > MOST_BUFFERS || PyList_Size(after) < n_buffers) {
-        PyErr_SetString(PyExc_ValueError, "too many buffers, or too few");
-        return NULL;
-    }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     OrdinaryStep *self = (OrdinaryStep *)alloc(type, 0); /* all of it zero */
     if (self == NULL)
         return NULL;
-    for (; self->n_buffers < n_buffers; self->n_buffers++) {
-        PyObject *target = PyList_GetItem(targets, self->n_buffers);
-        if (view_of(target, &self->targets[self->n_buffers], PyBUF_WRITABLE, -1, 0) < 0)
-            goto failed;
-        Py_buffer *view = &self->targets[self->n_buffers];
-        if (!PyBuffer_IsContiguous(view, 'C')) {
-            self->n_buffers++;
-            PyErr_SetString(PyExc_ValueError, "a buffer of another form");
-            goto failed;
-        }
+    if (take_leaves(self, leaves, targets) < 0)
+        goto failed;
+    if (PyList_Size(after) < self->n_buffers) {
+        PyErr_SetString(PyExc_ValueError, "a buffer without one after it");
+        goto failed;
     }
     for (int buffer = 0; buffer < self->n_buffers; buffer++) {
         long next = PyLong_AsLong(PyList_GetItem(after, buffer));
@@ -530,14 +613,6 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         read_codes(of_float32, self->codes_of_float32, self->n_buffers) < 0 ||
         read_codes(of_float64, self->codes_of_float64, self->n_buffers) < 0)
         goto failed;
-    if (tests_finite) {
-        const char *format = self->targets[0].format;
-        if (strcmp(format, "f") != 0 && strcmp(format, "d") != 0) {
-            PyErr_SetString(PyExc_ValueError, "numbers that are not tested here");
-            goto failed;
-        }
-        self->finite = format[0];
-    }
     self->refuses_non_finite = (char)refuses;
     self->env = Py_NewRef(env);
     self->rest = Py_NewRef(rest);
@@ -545,6 +620,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->end = Py_NewRef(end);
     self->write_info = Py_NewRef(write_info);
     self->has_info = (uint16_t)has_info;
+    self->skeleton = Py_NewRef(skeleton);
     self->arrays = Py_NewRef(targets);
     self->ndarray = Py_NewRef(ndarray);
     self->float64 = Py_NewRef(float64);
@@ -635,32 +711,141 @@ static int is_finite(const char *numbers, Py_ssize_t nbytes, char format) {
     return 1;
 }
 
+/* Leave what was raised to Python, which comes upon it, too: 0; -1 if it was an interrupt. */
+static int left_to_python(void) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+/* Functions that check return 1; 0 if something is out of the ordinary; -1 with an error. */
+
+static int check_text(Leaf *leaf, PyObject *text, const Py_buffer *target, Found *found) {
+    if (!PyUnicode_CheckExact(text))
+        return 0;
+    if (text != leaf->text && (leaf->text == NULL || PyUnicode_Compare(text, leaf->text) != 0)) {
+        PyObject *packed = PyObject_CallFunctionObjArgs(leaf->pack, text, NULL);
+        if (packed == NULL)
+            return left_to_python();
+        if (!PyBytes_CheckExact(packed) || PyBytes_Size(packed) > target->len) {
+            Py_DECREF(packed);
+            return 0;
+        }
+        PyObject *text_before = leaf->text, *packed_before = leaf->packed;
+        leaf->text = Py_NewRef(text);
+        leaf->packed = packed;
+        Py_XDECREF(text_before);
+        Py_XDECREF(packed_before);
+    }
+    found->source = Py_NewRef(leaf->packed);
+    found->kind = A_TEXT;
+    return 1;
+}
+
+/* Equal formats are those of aligned arrays: others have a sign for that. */
+static int check_leaf(OrdinaryStep *self, Py_ssize_t k, PyObject *value, Py_ssize_t buffer, Found *found) {
+    if (k < 0 || k >= self->n_leaves || found[k].kind != 0)
+        return 0;
+    Leaf *leaf = &self->leaves[k];
+    const Py_buffer *target = &self->targets[buffer * self->n_leaves + k];
+    found += k;
+    if (leaf->pack != NULL)
+        return check_text(leaf, value, target, found);
+    if (leaf->takes_int && PyLong_CheckExact(value)) {
+        found->number = PyLong_AsLongLong(value);
+        if (found->number == -1 && PyErr_Occurred())
+            return left_to_python();
+        found->kind = AN_INT;
+        return 1;
+    }
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    if (type != self->ndarray && type != leaf->number)
+        return 0;
+    Py_buffer *view = &found->view;
+    if (PyObject_GetBuffer(value, view, PyBUF_STRIDES | PyBUF_FORMAT) < 0)
+        return left_to_python();
+    int is_contiguous = PyBuffer_IsContiguous(view, 'C');
+    int fits = view->ndim == target->ndim && view->itemsize == target->itemsize &&
+               strcmp(view->format, target->format) == 0 &&
+               (view->ndim == 0 ||
+                memcmp(view->shape, target->shape, view->ndim * sizeof *view->shape) == 0);
+    if (fits && leaf->finite) /* Python looks at those that are spread */
+        fits = is_contiguous && is_finite(view->buf, view->len, leaf->finite);
+    if (!fits) {
+        PyBuffer_Release(view);
+        return 0;
+    }
+    found->source = Py_NewRef(value);
+    found->kind = is_contiguous ? AN_ARRAY : A_SPREAD_ARRAY;
+    return 1;
+}
+
+static int check_part(OrdinaryStep *self, PyObject *skeleton, PyObject *value, Py_ssize_t buffer, Found *found) {
+    if (PyLong_CheckExact(skeleton)) {
+        Py_ssize_t k = PyLong_AsSsize_t(skeleton);
+        return k == -1 && PyErr_Occurred() ? left_to_python() : check_leaf(self, k, value, buffer, found);
+    }
+    int fits = 1;
+    if (Py_EnterRecursiveCall(" in an observation"))
+        return left_to_python();
+    if (PyDict_CheckExact(skeleton)) {
+        PyObject *key, *part;
+        Py_ssize_t at = 0;
+        fits = PyDict_CheckExact(value) && PyDict_Size(value) == PyDict_Size(skeleton);
+        while (fits == 1 && PyDict_Next(skeleton, &at, &key, &part)) {
+            PyObject *item = PyDict_GetItemWithError(value, key); /* keys of its own kind may raise */
+            if (item == NULL) {
+                fits = PyErr_Occurred() ? left_to_python() : 0;
+            } else {
+                Py_INCREF(item);
+                fits = check_part(self, part, item, buffer, found);
+                Py_DECREF(item);
+            }
+        }
+    } else {
+        Py_ssize_t count = PyTuple_CheckExact(skeleton) ? PyTuple_Size(skeleton) : -1;
+        fits = (PyTuple_CheckExact(value) || PyList_CheckExact(value)) && PyObject_Size(value) == count;
+        for (Py_ssize_t k = 0; fits == 1 && k < count; k++) {
+            PyObject *item = PySequence_GetItem(value, k);
+            fits = item == NULL ? left_to_python()
+                                : check_part(self, PyTuple_GetItem(skeleton, k), item, buffer, found);
+            Py_XDECREF(item);
+        }
+    }
+    Py_LeaveRecursiveCall();
+    return fits;
+}
+
 /* Write an observation into a buffer: 1; 0 if it is out of the ordinary, and nothing was written; -1 with
- * an error. Equal formats are those of aligned arrays: others have a sign for that. */
+ * an error. All of it is checked first. */
 static int write_observation(OrdinaryStep *self, PyObject *obs, Py_ssize_t buffer) {
-    if ((PyObject *)Py_TYPE(obs) != self->ndarray)
-        return 0;
-    Py_buffer *target = &self->targets[buffer], view;
-    if (PyObject_GetBuffer(obs, &view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
-        PyErr_Clear();
-        return 0;
-    }
-    int fits = view.ndim == target->ndim && view.itemsize == target->itemsize &&
-               strcmp(view.format, target->format) == 0 &&
-               (view.ndim == 0 ||
-                memcmp(view.shape, target->shape, view.ndim * sizeof *view.shape) == 0);
-    if (fits) {
-        int is_contiguous = PyBuffer_IsContiguous(&view, 'C');
-        if (self->finite && is_contiguous)
-            fits = is_finite(view.buf, view.len, self->finite);
-        else if (self->finite)
-            fits = 0; /* Python looks at those */
-        if (fits && is_contiguous)
-            memmove(target->buf, view.buf, view.len);
-        else if (fits && PyObject_SetItem(PyList_GetItem(self->arrays, buffer), Py_Ellipsis, obs) < 0)
+    Found found[MOST_LEAVES];
+    for (int k = 0; k < self->n_leaves; k++)
+        found[k].kind = 0;
+    int fits = check_part(self, self->skeleton, obs, buffer, found);
+    for (int k = 0; fits == 1 && k < self->n_leaves; k++)
+        fits = found[k].kind != 0;
+    for (int k = 0; k < self->n_leaves; k++) {
+        void *target = self->targets[buffer * self->n_leaves + k].buf;
+        char kind = found[k].kind;
+        if (kind == 0)
+            continue;
+        if (fits == 1 && kind == AN_ARRAY)
+            memmove(target, found[k].view.buf, found[k].view.len);
+        else if (fits == 1 && kind == AN_INT)
+            memcpy(target, &found[k].number, sizeof found[k].number);
+        else if (fits == 1 && kind == A_TEXT)
+            memcpy(target, PyBytes_AsString(found[k].source), PyBytes_Size(found[k].source));
+        else if (fits == 1 &&
+                 PyObject_SetItem(PyTuple_GetItem(PyList_GetItem(self->arrays, buffer), k), Py_Ellipsis,
+                                  found[k].source) < 0)
             fits = -1;
+        if (kind == AN_ARRAY || kind == A_SPREAD_ARRAY)
+            PyBuffer_Release(&found[k].view);
+        if (kind != AN_INT)
+            Py_DECREF(found[k].source);
     }
-    PyBuffer_Release(&view);
     return fits;
 }
 

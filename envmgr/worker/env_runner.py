@@ -30,7 +30,7 @@ from envmgr.env.contract import (
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.steps import step_function, step_in_two
 from envmgr.hot import hot
-from envmgr.spaces import Layout, NonFiniteError, ValueMismatchError
+from envmgr.spaces import Layout, NonFiniteError, ValueMismatchError, has_floats
 from envmgr.spaces.agents import random_action
 from envmgr.spaces.layouts import has_buffer
 from envmgr.spaces.reading import short_text
@@ -557,21 +557,25 @@ def _converts_actions(runner: EnvRunner, actions: Layout) -> bool:
 
 
 def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
-    """Return what takes the steps of an env whose observation is one array in C; None without C.
+    """Return what takes the steps of an env in C, if its observations have room in shared memory.
 
-    Nor is there anything for arrays that have no buffer, which is all that C knows of them.
+    None without C, for arrays that have no buffer, which is all that C knows of them, and for
+    observations of very many parts.
 
     What C has is `EnvRunner.take_step` for steps about which nothing is out of the
-    ordinary: gymnasium's five values, or a timestep; an array that fits, a number as the reward, an
-    info that can be written at once. All others it leaves to that, with what the env has returned.
-    Ends of episodes come back here.
+    ordinary: gymnasium's five values, or a timestep; arrays that fit, numbers and texts, nested as
+    the space is; a number as the reward, an info that can be written at once. All others it leaves
+    to that, with what the env has returned. Ends of episodes come back here.
     """
-    writer, single = runner.writer, runner.writer.single_array
-    if hot is None or single is None or not has_buffer(single.dtype):
+    writer, placed = runner.writer, runner.writer.placed
+    if hot is None or placed is None or len(placed.leaves) > _MOST_LEAVES:
         return None
-    dtype, shape, targets, _, _, after_step, finite = single
-    if finite is not None and dtype not in _TESTED_IN_C:
+    if not all(map(has_buffer, placed.dtypes)):
         return None
+    is_tested = any(leaf.tests_finite for leaf in placed.leaves)
+    if is_tested and any(has_floats(d) and d not in _TESTED_IN_C for d in placed.dtypes):
+        return None
+    single, after_step = writer.single_array, placed.after
     row, reset_flags, resets = sink.row, sink.reset_flags, sink.resets
     after_reset, reset_env = writer.after, runner.reset_env
     env, step_result_of, gives_five = step_in_two(runner.env)
@@ -593,14 +597,15 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
             try:
                 obs, info = reset_env(runner.env, runner.plan.params)
                 if (
-                    type(obs) is np.ndarray
-                    and obs.dtype == dtype
-                    and obs.shape == shape
-                    and (finite is None or finite(obs) == 0.0)
+                    single is not None
+                    and type(obs) is np.ndarray
+                    and obs.dtype == single.dtype
+                    and obs.shape == single.shape
+                    and (single.finite is None or single.finite(obs) == 0.0)
                     and (not info or (type(info) is dict and sink.write_reset_info(info)))
                 ):
                     buffer = writer.reset_buffer
-                    targets[buffer][...] = obs
+                    single.targets[buffer][...] = obs
                     writer.reset_buffer = after_reset[buffer]
                     reset_flags[row] = buffer | HAS_INFO if info else buffer
                     resets[row] = token
@@ -638,7 +643,9 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
         ndarray=np.ndarray,
         float64=np.float64,
         fields=None if gives_five else _FIELDS,
-        targets=targets[: len(after_step)],
+        skeleton=placed.skeleton,
+        leaves=placed.leaves,
+        targets=placed.targets,
         rewards=sink.rewards,
         flags=sink.flags,
         replies=sink.replies,
@@ -646,12 +653,14 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
         codes=codes,
         codes_of_float32=codes_of_arrays[np.dtype(np.float32)],
         codes_of_float64=codes_of_arrays[np.dtype(np.float64)],
-        tests_finite=finite is not None,
         refuses_non_finite=runner.refuses_non_finite,
         has_info=HAS_INFO,
     )
     return step
 
+
+_MOST_LEAVES = 16
+"""So many parts an observation may have there."""
 
 _TESTED_IN_C = (np.dtype(np.float32), np.dtype(np.float64))
 

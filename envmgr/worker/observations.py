@@ -47,6 +47,39 @@ class SingleArray(NamedTuple):
     finite: Callable[[Array], Any] | None
 
 
+class PlacedLeaf(NamedTuple):
+    """How C checks an array, a number or a text of observations that are all in shared memory.
+
+    Attributes:
+        tests_finite: its numbers have to be finite.
+        number: the type of numpy's numbers that it may be, besides arrays; None: it is no number.
+        pack: returns the bytes to write for a text, or None if it has no room; raises if it does
+            not fit. None of what is no text.
+    """
+
+    tests_finite: bool
+    number: type | None
+    pack: Callable[[Any], bytes | None] | None
+
+
+class PlacedObservation(NamedTuple):
+    """What it takes to write observations that are all in shared memory.
+
+    Attributes:
+        skeleton: how they are nested: see `Layout`.
+        leaves: of these.
+        dtypes: of those that are arrays and numbers.
+        targets: where each leaf is written, by buffer.
+        after: for each buffer of a step, the buffer that the next step takes.
+    """
+
+    skeleton: Any
+    leaves: list[PlacedLeaf]
+    dtypes: list[np.dtype[Any]]
+    targets: list[tuple[Any, ...]]
+    after: list[int]
+
+
 class ObservationWriter:
     """Checks each observation of an env and writes it.
 
@@ -58,6 +91,7 @@ class ObservationWriter:
     Attributes:
         single_array: for those who write observations of steps themselves; None where these are
             not one array each, or have none in the shared memory.
+        placed: likewise, of whatever form; None where some of an observation has no room there.
         step_buffer_cell: the byte with `step_buffer`, which C reads and writes.
         reset_buffer: the buffer that the next observation of a reset takes.
         after: for each buffer, the one that the next observation of the same kind takes.
@@ -77,6 +111,7 @@ class ObservationWriter:
         self.step_buffer_cell = bytearray(1)
         self.reset_buffer = 0
         self.single_array: SingleArray | None = None
+        self.placed: PlacedObservation | None = None
         sent = None if self._layout is None else self._layout.lone
         is_plain = sent is not None and sent.dtype.kind in "biuf" and not rules.refuse_non_finite
         self._sent = sent if is_plain else None
@@ -105,7 +140,15 @@ class ObservationWriter:
             for buffer in range(buffers.count)
         ]
         self.step_buffer, self.reset_buffer = placement.step_buffer, placement.reset_buffer
-        self.single_array = None
+        self.single_array = self.placed = None
+        if self._mixed is None or self._mixed.is_placed:
+            self.placed = PlacedObservation(
+                placement.layout.skeleton,
+                list(map(self._placed_leaf, (self._mixed or placement.layout).leaves, leaves)),
+                [leaf.dtype for leaf in leaves if not isinstance(leaf, TextLeaf)],
+                self._targets[: buffers.steps],
+                self.after[: buffers.steps],
+            )
         leaf, is_lone = leaves[0], self._mixed is None and type(placement.layout.skeleton) is int
         is_tested = self._rules.refuse_non_finite and has_floats(leaf.dtype)
         finite = finite_test(leaf.dtype, leaf.shape) if is_tested else None
@@ -120,7 +163,19 @@ class ObservationWriter:
         """Write into shared memory no more: replies carry the observations themselves."""
         self._targets = None
         self._texts = []
-        self.single_array = None
+        self.single_array = self.placed = None
+
+    def _placed_leaf(self, leaf: Leaf, placed: Leaf) -> PlacedLeaf:
+        if not isinstance(placed, TextLeaf):
+            is_tested = self._rules.refuse_non_finite and has_floats(leaf.dtype)
+            return PlacedLeaf(is_tested, leaf.dtype.type if leaf.is_number else None, None)
+
+        def pack(text: Any) -> bytes | None:
+            if leaf.check is not None:
+                leaf.check(text, leaf.path)
+            return placed.packed(text)
+
+        return PlacedLeaf(False, None, pack)
 
     def write(self, observation: Any, *, of_reset: bool = False) -> Any:
         """Check an observation, write it, and return the reference to it that the reply carries.

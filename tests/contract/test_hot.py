@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -80,6 +82,7 @@ class FourEnv(BaseEnv):
         """Do nothing."""
 
 
+ON_TWO: dict[str, Any] = {"type": "subprocess", "context": "fork", "num_workers": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "inline": {"type": "base"},
     "threads": {"type": "thread"},
@@ -93,6 +96,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "views": {"type": "subprocess", "context": "fork", "num_workers": 2, "copy_on_get": False},
     "in place": {"type": "subprocess", "context": "fork", "num_workers": 2, "reset_inplace": True},
     "no NaN": {"type": "subprocess", "context": "fork", "num_workers": 2, "nan_policy": "raise"},
+    "limit of resets": {**ON_TWO, "reset_timeout": 60.0},
+    "metrics inline": {"type": "base", "metrics": {}},
+    "metrics on threads": {"type": "thread", "metrics": {}},
+    "views until the next send": {**ON_TWO, "copy_on_get": "until_send"},
+    "some at a time": {**ON_TWO, "type": "async_subprocess", "wait_num": N},
+    "spares": {"type": "subprocess", "context": "fork", "spare_env_num": 1},
+    "budget of episodes": {**ON_TWO, "episode_num": 10},
+    "an episode log": {**ON_TWO, "episode_log": "episodes.jsonl"},
 }
 
 
@@ -107,8 +118,9 @@ def _step(manager: Any, form: str, actions: dict[int, int]) -> Any:
 @pytest.mark.parametrize("form", ["dict", "arrays"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_c_runs_in_workers_and_in_the_trainer(
-    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where the log is
     if name in ("spawn", "server") and form == "arrays":
         return  # as with dicts
     ran: Counter[str] = Counter()
@@ -143,6 +155,48 @@ def test_c_runs_in_workers_and_in_the_trainer(
                 CALLED_BY_C
             }
     assert ran == {"posted": 3, "delivered": 3}
+
+
+class PartsEnv(FiveEnv):
+    """Its observations are a dict of an array, a number and a text, as MiniGrid's."""
+
+    observation_space = gymnasium.spaces.Dict(
+        who=OBS, n=gymnasium.spaces.Discrete(3), text=gymnasium.spaces.Text(5)
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        return {"who": np.zeros(2, np.float32), "n": 0, "text": "begin"}, {}
+
+    def step(self, action: Any) -> Any:
+        """Say who has called."""
+        return {"who": caller(), "n": 2, "text": "on"}, 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("name", ["inline", "threads", "fork", "views", "in place", "no NaN"])
+def test_c_takes_steps_whose_observations_have_several_parts(name: str) -> None:
+    with create_env_manager(CONFIGS[name], env_fn=[PartsEnv] * N) as manager:
+        for _ in range(3):
+            for timestep in manager.step(dict.fromkeys(range(N), 1)).values():
+                assert timestep.obs["who"].tolist() == [CALLED_BY_C] * 2
+                assert (timestep.obs["n"], timestep.obs["text"]) == (2, "on")
+                assert type(timestep.obs["n"]) is np.int64
+
+
+def test_without_a_compiler_all_else_is_built(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    out = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", *out],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "CC": str(tmp_path / "no-compiler"), "ENVMGR_PURE": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no-compiler" in done.stdout + done.stderr
+    assert not list(tmp_path.rglob("_hot*.so"))
 
 
 def test_without_it_the_same_test_finds_python(monkeypatch: pytest.MonkeyPatch) -> None:

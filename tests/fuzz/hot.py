@@ -27,7 +27,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 
 from envmgr import BaseEnv, EnvTimestep
 from envmgr.core import collect, replies, submit
@@ -235,8 +235,129 @@ class Fieldless(tuple, metaclass=FieldsOfItsOwn):
     __slots__ = ()
 
 
-def observation_of(rng: random.Random, space: Any) -> Make:
-    """Return what makes an observation, mostly one of the space."""
+class TextKind(str):
+    """Not a str."""
+
+
+class OddMapping(collections.UserDict):  # type: ignore[type-arg]
+    """A mapping that is no dict."""
+
+
+def observation_of(rng: random.Random, space: Any, share: float = 0.4) -> Make:
+    """Return what makes an observation, mostly one of the space.
+
+    Args:
+        rng: draws it.
+        space: of what is usual.
+        share: of those that are odd.
+    """
+    if isinstance(space, Dict):
+        return dict_of(rng, space, share / 2)
+    if isinstance(space, Tuple):
+        return tuple_of(rng, space, share / 2)
+    if isinstance(space, Text):
+        return text_of(rng, share)
+    if isinstance(space, Discrete):
+        return number_of(rng, share)
+    return array_of(rng, space, share)
+
+
+def dict_of(rng: random.Random, space: Any, share: float) -> Make:
+    """Return what makes a dict, mostly one of the space."""
+    of_part = share / len(space.spaces)
+    parts = {key: observation_of(rng, part, of_part) for key, part in space.spaces.items()}
+    names = list(parts)
+    if rng.random() < 0.3:
+        rng.shuffle(names)  # in whichever order
+
+    def made() -> dict[Any, Any]:
+        return {name: parts[name]() for name in names}
+
+    def less() -> dict[Any, Any]:
+        found = made()
+        del found[names[0]]
+        return found
+
+    odd: list[Make] = [
+        less,
+        lambda: {**made(), "more": 1},
+        lambda: {**less(), "more": 1},
+        lambda: {**less(), OddKey(): 1},
+        lambda: {**made(), OddOtherKey(): 1},
+        lambda: DictKind(made()),
+        lambda: collections.OrderedDict(made()),
+        lambda: OddMapping(made()),
+        lambda: list(made().values()),
+        lambda: tuple(made()),
+        lambda: None,
+        lambda: {**made(), names[-1]: _gone()},
+        lambda: {TextKind(name): part for name, part in made().items()},
+    ]
+    return rng.choice(odd) if rng.random() < share else made
+
+
+def tuple_of(rng: random.Random, space: Any, share: float) -> Make:
+    """Return what makes a tuple, mostly one of the space."""
+    parts = [observation_of(rng, part, share / len(space.spaces)) for part in space.spaces]
+
+    def made() -> tuple[Any, ...]:
+        return tuple(part() for part in parts)
+
+    odd: list[Make] = [
+        lambda: list(made()),
+        lambda: made()[:-1],
+        lambda: (*made(), 1),
+        lambda: TupleKind(made()),
+        lambda: dict(enumerate(made())),
+        lambda: "ab",
+        lambda: None,
+    ]
+    return rng.choice(odd) if rng.random() < share else made
+
+
+def text_of(rng: random.Random, share: float) -> Make:
+    """Return what makes a text, mostly one of those before."""
+    text = rng.choice(("abc", "abc", "abd", "", "b" * 9, "ä€a", "a\0b"))
+    odd: list[Make] = [
+        lambda: "a" * 10,
+        lambda: "x\udc80",
+        lambda: "no such character?",
+        lambda: TextKind(text),
+        lambda: np.str_(text),
+        lambda: text.encode(),
+        lambda: None,
+        lambda: 5,
+    ]
+    return rng.choice(odd) if rng.random() < share else lambda: text
+
+
+def number_of(rng: random.Random, share: float) -> Make:
+    """Return what makes a number, mostly an int, or numpy's."""
+    number = rng.choice((0, 1, 7, 99, -1, (1 << 63) - 1, -(1 << 63)))
+    odd: list[Make] = [
+        lambda: 1 << 63,
+        lambda: 1 << 70,
+        lambda: bool(number % 2),
+        lambda: np.bool_(True),
+        lambda: np.int32(5),
+        lambda: np.uint64(7),
+        lambda: np.int16(7),
+        lambda: 5.0,
+        lambda: np.float64(5),
+        lambda: np.array(number),
+        lambda: np.array(5, ">i8"),
+        lambda: np.array([5]),
+        lambda: np.array(5).view(ArrayKind),
+        lambda: "5",
+        lambda: None,
+        lambda: Fraction(5),
+    ]
+    usual: list[Make] = [lambda: number, lambda: np.int64(number), lambda: 5]
+    return rng.choice(odd) if rng.random() < share else rng.choice(usual)
+
+
+def array_of(rng: random.Random, space: Any, share: float) -> Make:
+    """Return what makes an array, mostly one of the space."""
     shape, dtype = space.shape, space.dtype
     seed = rng.randrange(1 << 30)
 
@@ -299,7 +420,7 @@ def observation_of(rng: random.Random, space: Any) -> Make:
         lambda: "text",
         lambda: memoryview(array().tobytes()),
     ]
-    return rng.choice(odd) if rng.random() < 0.4 else array
+    return rng.choice(odd) if rng.random() < share else array
 
 
 def reward_of(rng: random.Random) -> Make:
@@ -456,7 +577,30 @@ OBSERVATIONS: list[Any] = [
     Box(-9, 9, (3,), np.int64),
     gymnasium.Space((2,), np.dtype("M8[s]")),
     gymnasium.Space((2,), OVERLAPPING),
+    Discrete(100),
+    Dict(a=Box(-9, 9, (2,), np.float32), b=Box(0, 255, (3, 4, 2), np.uint8)),
+    Dict(image=Box(0, 255, (3, 4), np.uint8), direction=Discrete(4), mission=Text(9, min_length=0)),
+    Dict(
+        n=Discrete(4),
+        of=Dict(x=Box(-9, 9, (), np.float64), y=Tuple((Discrete(3), Box(0, 9, (2,))))),
+    ),
+    Tuple((Box(-9, 9, (2,), np.float32), Discrete(5, start=-2))),
+    Tuple((Box(-9, 9, (2,), np.float16), Box(-9, 9, (2,), np.float32))),
+    Dict(text=Text(9)),
+    Text(9, charset="abcd"),
+    Dict({str(i): Box(0, 9, (1,), np.int64) for i in range(16)}),
+    Dict({str(i): Box(0, 9, (1,), np.int64) for i in range(17)}),
+    Dict(a=Box(-9, 9, (2,), np.float32), b=gymnasium.Space((2,), OVERLAPPING)),
 ]
+
+
+def first_of(space: Any) -> Any:
+    """Return an observation that episodes begin with."""
+    if isinstance(space, Dict):
+        return {key: first_of(part) for key, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(map(first_of, space.spaces))
+    return "a" if isinstance(space, Text) else np.zeros(space.shape, space.dtype)
 
 
 class _Steps:
@@ -466,7 +610,7 @@ class _Steps:
         self.observation_space, self.action_space = space, Discrete(100)
         self.gives: list[Any] = []
         self.log: list[Any] = []
-        self.first = np.zeros(space.shape, space.dtype)
+        self.first = first_of(space)
 
     def step(self, action: Any) -> Any:
         self.log.append(action)
@@ -539,6 +683,14 @@ def _state_of_worker(rig: BlockRig, *, timed: bool) -> dict[str, Any]:
     }
 
 
+def _counted(function: Callable[..., Any], seen: Counter[str], name: str) -> Callable[..., Any]:
+    def counted(*args: Any) -> Any:
+        seen[name] += 1
+        return function(*args)
+
+    return counted
+
+
 def worker_cases(seed: int, count: int, seen: Counter[str]) -> int:
     """Take steps on two hosts; return how many.
 
@@ -550,6 +702,8 @@ def worker_cases(seed: int, count: int, seen: Counter[str]) -> int:
     with without_c(env_runner, block_steps):
         python, *_ = _worker(random.Random(seed))
     in_c, space, gives_five, timed = _worker(random.Random(seed))
+    for row in in_c.posted._block_rows:
+        row.runner.take_step = _counted(row.runner.take_step, seen, "left to Python")
     rng, done = random.Random(seed + 1), 0
     usual = rng.choice(USUAL_INFOS)
     form = info_forms.form_of(usual) if usual and rng.random() < 0.8 else None
@@ -1045,10 +1199,6 @@ VALUES: list[Callable[[random.Random], Any]] = [
     lambda rng: [1],
 ]
 PLAIN = VALUES[:14]
-
-
-class TextKind(str):
-    """Not a str."""
 
 
 class _Infos:

@@ -263,7 +263,7 @@ class BlockRig:
         observations: Any = OBS,
         **settings: Any,
     ) -> None:
-        layouts: list[Any] = [codec_of(observations).layout] * n
+        layouts: list[Any] = [codec_of(observations).structure.placed] * n
         actions = codec_of(BlockEnv.action_space).layout
         assert actions is not None
         block_plan = BlockPlan(n, n_hosts, actions, measures=measures, events=events)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
+import os
+import shutil
 import struct
 import sys
+import sysconfig
 import types
 import warnings
 import weakref
@@ -15,6 +18,7 @@ from collections import Counter, namedtuple
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -296,7 +300,9 @@ class Columns:
             "ndarray": np.ndarray,
             "float64": np.float64,
             "fields": None,
-            "targets": [np.asarray(column(offset, 2, form)) for offset in (128, 144)],
+            "skeleton": 0,
+            "leaves": [(True, None, None)],
+            "targets": [(np.asarray(column(offset, 2, form)),) for offset in (128, 144)],
             "rewards": column(16, 2, "d"),
             "flags": column(32, 2, "H"),
             "replies": column(40, 2, "Q"),
@@ -304,13 +310,13 @@ class Columns:
             "codes": [16, 17],
             "codes_of_float32": [1, 2],
             "codes_of_float64": [3, 4],
-            "tests_finite": True,
             "refuses_non_finite": False,
             "has_info": 256,
         }
         self.running, self.since = column(64, 2, "q"), column(80, 2, "d")
         self.replies, self.flags = self.options["replies"], self.options["flags"]
-        self.rewards, self.targets = self.options["rewards"], self.options["targets"]
+        self.rewards = self.options["rewards"]
+        self.targets = [target for (target,) in self.options["targets"]]
 
     def _note(self, name: str) -> Callable[..., Any]:
         return lambda *args: self.calls.append((name, args))
@@ -394,11 +400,18 @@ def _without(count: int, dtype: str) -> Any:
 
 BAD_STEPS: list[dict[str, Any]] = [
     {"targets": []},
-    {"targets": [np.zeros(2, "f4")] * 17, "after": [0] * 17},
+    {"targets": [(np.zeros(2, "f4"),)] * 17, "after": [0] * 17},
+    {"targets": [np.zeros(2, "f4")] * 2},
+    {"targets": [()] * 2},
+    {"leaves": []},
+    {"leaves": [(False, None, None)] * 17, "targets": [(np.zeros(2, "f4"),) * 17] * 2},
+    {"leaves": [(False, None, None)] * 2},
+    {"leaves": [(True, None)]},
+    {"leaves": [None]},
     {"after": [0]},
-    {"targets": [np.zeros(4, "f4")[::2]] * 2},
-    {"targets": [np.zeros(2, "f4"), 5]},
-    {"targets": [np.zeros(2, "i4")] * 2},
+    {"targets": [(np.zeros(4, "f4")[::2],)] * 2},
+    {"targets": [(np.zeros(2, "f4"),), (5,)]},
+    {"targets": [(np.zeros(2, "i4"),)] * 2},
     {"rewards": np.zeros(2, "f4")},
     {"flags": np.zeros((2, 2), "u2")},
     {"replies": b"12345678"},
@@ -583,7 +596,8 @@ def test_what_is_ordinary_is_taken_in_c_and_nothing_else(
 ) -> None:
     for dtype in (np.float32, np.float64):
         columns, buffer = Columns(dtype), 0
-        options = {"fields": fields, "tests_finite": is_strict, "refuses_non_finite": is_strict}
+        leaves = [(is_strict, None, None)]
+        options = {"fields": fields, "leaves": leaves, "refuses_non_finite": is_strict}
         step = columns.step(**options)
         for token, (given, is_ordinary, is_ordinary_where_strict) in enumerate(results, 5):
             result = given
@@ -609,6 +623,168 @@ def test_what_is_ordinary_is_taken_in_c_and_nothing_else(
                 buffer = 1 - buffer
             assert columns.step_buffer[0] == buffer
             assert (columns.flags[0], columns.replies[0], columns.rewards[0]) == (0, 0, 0.0)
+
+
+SKELETON = {"image": 0, "more": (1, {"text": 2})}
+
+
+class Parts(Columns):
+    """Columns of an env whose observations are an array, a number and a text, nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed: list[str] = []
+        self.buffers = [
+            (np.zeros((2, 2), np.uint8), np.zeros((), np.int64), bytearray(12)) for _ in range(2)
+        ]
+        self.options |= {
+            "skeleton": SKELETON,
+            "leaves": [(False, None, None), (False, np.int64, None), (False, None, self._pack)],
+            "targets": [(image, n, memoryview(text)) for image, n, text in self.buffers],
+        }
+
+    def _pack(self, text: str) -> Any:
+        self.packed.append(text)
+        raised = {"bad": ValueError, "stop": KeyboardInterrupt}.get(text)
+        if raised is not None:
+            raise raised(text)
+        others = {"long": None, "huge": bytes(13), "odd": bytearray(2)}
+        return others.get(text, text.encode())
+
+    def written(self) -> list[Any]:
+        return [(image.tolist(), int(n), bytes(text)) for image, n, text in self.buffers]
+
+
+IMAGE = np.arange(4, dtype=np.uint8).reshape(2, 2)
+
+
+def nested(image: Any = IMAGE, n: Any = 7, text: Any = "abc") -> Any:
+    return {"image": image, "more": (n, {"text": text})}
+
+
+class KindOfDict(dict):  # type: ignore[type-arg]
+    """A dict of a kind of its own."""
+
+
+IN_PARTS: list[tuple[Any, bool]] = [
+    (nested(), True),
+    ({"more": (7, {"text": "abc"}), "image": IMAGE}, True),
+    ({"image": IMAGE, "more": [7, {"text": "abc"}]}, True),
+    (nested(image=IMAGE.T), True),
+    (nested(n=np.int64(-5)), True),
+    (nested(n=np.array(-5)), True),
+    (nested(n=-(1 << 63)), True),
+    (nested(text=""), True),
+    (nested(n=1 << 63), False),
+    (nested(n=True), False),
+    (nested(n=np.int32(5)), False),
+    (nested(n=np.array([5])), False),
+    (nested(n=5.0), False),
+    (nested(n=None), False),
+    (nested(image=7), False),
+    (nested(image=IMAGE.astype(np.int8)), False),
+    (nested(image=IMAGE.ravel()), False),
+    (nested(text=b"abc"), False),
+    (nested(text=np.str_("abc")), False),
+    (nested(text="bad"), False),
+    (nested(text="long"), False),
+    (nested(text="huge"), False),
+    (nested(text="odd"), False),
+    ({"image": IMAGE}, False),
+    ({"image": IMAGE, "other": (7, {"text": "abc"})}, False),
+    ({**nested(), "other": 1}, False),
+    (KindOfDict(nested()), False),
+    ({"image": IMAGE, "more": (7,)}, False),
+    ({"image": IMAGE, "more": (7, {"text": "abc"}, 1)}, False),
+    ({"image": IMAGE, "more": Point(7, {"text": "abc"}, 1, 1)}, False),
+    ({"image": IMAGE, "more": {0: 7, 1: {"text": "abc"}}}, False),
+    ({"image": IMAGE, "more": (7, "abc")}, False),
+    (IMAGE, False),
+    (None, False),
+]
+
+
+@in_c
+def test_observations_of_several_parts_are_written_whole_or_left_to_python() -> None:
+    columns, buffer = Parts(), 0
+    step = columns.step()
+    for token, (obs, is_ordinary) in enumerate(IN_PARTS, 5):
+        columns.env.gives = result = (obs, 1.5, False, False, {})
+        columns.calls.clear()
+        before = columns.written()
+        step(token, 1)
+        assert columns.calls == ([] if is_ordinary else [("rest", (token, result))]), obs
+        if is_ordinary:
+            image, (n, last) = obs["image"], obs["more"]
+            found = columns.written()[buffer]
+            length = len(last["text"])
+            assert (found[0], found[1]) == (image.tolist(), int(n))
+            assert found[2][:length] == last["text"].encode()
+            before[buffer] = found
+            buffer = 1 - buffer
+        assert columns.written() == before
+        assert columns.step_buffer[0] == buffer
+    columns.env.gives = (nested(text="stop"), 1.5, False, False, {})
+    columns.calls.clear()
+    step(99, 1)
+    ((name, (token, error)),) = columns.calls
+    assert (name, token, type(error)) == ("failed", 99, KeyboardInterrupt)
+    assert columns.written() == before
+
+
+@in_c
+def test_a_text_is_packed_again_when_it_is_another_one() -> None:
+    columns = Parts()
+    step = columns.step()
+    for text in ("one", "one", "".join(("o", "ne")), "two", "two", "one"):
+        columns.env.gives = (nested(text=text), 1.5, False, False, {})
+        step(5, 1)
+    assert columns.packed == ["one", "two", "one"]
+    assert {written[2][:3] for written in columns.written()} == {b"one", b"two"}
+
+
+@in_c
+def test_a_nesting_that_makes_no_sense_leaves_all_to_python() -> None:
+    deep: Any = 0
+    for _ in range(20_000):
+        deep = (deep,)
+    for skeleton, obs in (
+        (deep, deep),
+        ({"a": 0, "b": 0}, {"a": IMAGE, "b": IMAGE}),
+        ({"a": 0}, {"a": IMAGE}),
+        ({"a": 3}, {"a": IMAGE}),
+        ({"a": -1}, {"a": IMAGE}),
+        ({"a": 1 << 80}, {"a": IMAGE}),
+        ({"a": None}, {"a": None}),
+        ("a", "a"),
+    ):
+        columns = Parts()
+        before = columns.written()
+        columns.env.gives = result = (obs, 1.5, False, False, {})
+        columns.step(skeleton=skeleton)(5, 1)
+        assert columns.calls == [("rest", (5, result))]
+        assert columns.written() == before
+
+
+@in_c
+def test_what_parts_are_made_of_is_given_back() -> None:
+    columns = Parts()
+    step = columns.step()
+    results = [(obs, 1.5, False, False, {}) for obs, _ in IN_PARTS]
+
+    def steps(step: Any) -> None:
+        for result in results:
+            columns.env.gives = result
+            step(5, 1)
+        columns.calls.clear()
+        columns.packed.clear()
+
+    assert grown_by(partial(steps, step)) == {}
+    dropped = weakref.ref(columns.env)
+    columns.env.step_taken = step  # a cycle, by way of what packs as well
+    del step
+    assert columns.are_given_back()
+    assert dropped() is None
 
 
 @in_c
@@ -665,7 +841,8 @@ def test_as_many_buffers_as_there_may_be() -> None:
     codes = [list(range(16))] * 3
     names = ("codes", "codes_of_float32", "codes_of_float64")
     after = [(buffer + 1) % 16 for buffer in range(16)]
-    options = {"targets": targets, "after": after, **dict(zip(names, codes, strict=True))}
+    options: dict[str, Any] = dict(zip(names, codes, strict=True))
+    options |= {"targets": [(target,) for target in targets], "after": after}
     step = columns.step(**options)
     for token in range(1, 40):
         columns.env.gives = (np.full(2, token, np.float32), 1.0, False, False, {})
@@ -1627,9 +1804,17 @@ def test_it_is_no_error_that_it_is_not_there(monkeypatch: pytest.MonkeyPatch) ->
         assert envmgr.hot._imported() == (None, "not there: it needs Python 3.11")
 
 
-def test_where_there_is_a_block_and_a_compiler_it_is_used() -> None:
+def test_where_there_is_a_compiler_it_was_compiled_and_is_used() -> None:
     if hot is None:
         assert envmgr.hot.WHY != "used"
+        compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+        header = Path(sysconfig.get_paths()["include"], "Python.h")
+        could = shutil.which(compiler) is not None and header.exists() and block_is_possible()
+        has_limited_api = sys.version_info >= (3, 11) and not sysconfig.get_config_var(
+            "Py_GIL_DISABLED"
+        )
+        left_out = os.environ.get(PURE, "0") not in ("", "0")
+        assert left_out or not (could and has_limited_api), envmgr.hot.WHY
     else:
         assert (hot.ABI, envmgr.hot.WHY, block_is_possible()) == (ABI, "used", True)
 
