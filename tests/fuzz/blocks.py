@@ -40,6 +40,7 @@ class BlockReport:
         by_column: in which columns.
         n_steps: timesteps that were delivered, abnormal ones included.
         failures: failures by type.
+        n_handed_out: batches of arrays that were handed out in C.
         slowest_s: the most CPU time that a batch of steps took.
     """
 
@@ -47,6 +48,7 @@ class BlockReport:
     by_column: Counter[str] = field(default_factory=Counter)
     n_steps: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    n_handed_out: int = 0
     slowest_s: float = 0.0
 
 
@@ -285,15 +287,17 @@ def _fuzz_one_wire(seed: int, n_mutated: int, report: BlockReport) -> None:
     assert wire.supervisor.submitter.posts
     wire.know_forms(FORMS)
     wire.scribble = _Scribbler(seed, report)
+    as_arrays = rng.random() < 0.5
     try:
         number = 0
         while report.n_mutated < until:
             began = time.process_time()
-            number = _one_round(wire, number, report)
+            number = _one_round(wire, number, report, as_arrays=as_arrays)
             report.slowest_s = max(report.slowest_s, time.process_time() - began)
             assert report.slowest_s < SLOWEST_S
             wire.clock.advance(2 * WINDOW_S)
         report.failures += wire.supervisor.statistics.failures_by_kind
+        report.n_handed_out += wire.n_handed_out
     except Exception as error:
         raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     finally:
@@ -304,10 +308,10 @@ def _as_it_is(worker: Worker, frame: bytes) -> Sequence[bytes]:
     return (frame,)
 
 
-def _one_round(wire: Wire, number: int, report: BlockReport) -> int:
+def _one_round(wire: Wire, number: int, report: BlockReport, *, as_arrays: bool) -> int:
     wire.all_come_back()
     actions = {i: number + i for i in wire.ready()}
-    timesteps = wire.step(actions)
+    timesteps = wire.step(actions, as_arrays=as_arrays)
     assert timesteps.keys() == actions.keys()
     for env_id, timestep in timesteps.items():
         report.n_steps += 1

@@ -28,7 +28,8 @@ from typing import Any
 import gymnasium
 import yaml
 
-from envmgr.cli.prepare import RunOptions, folder_of, goal_of, manager_of
+from envmgr.cli.config_envs import manager_of
+from envmgr.cli.prepare import RunOptions, folder_of, goal_of
 from envmgr.config_file import resolve_config
 from envmgr.errors import EnvManagerError
 from envmgr.registry import ENV_MANAGER_REGISTRY

@@ -21,6 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envmgr.core import EpisodeRules, Hosts, ManagedEnv, Phase, Supervisor
+from envmgr.core.collect import ArrayBatch, Collected, HandedOut
 from envmgr.core.engine import Engine, Gather
 from envmgr.core.journal import CallJournal
 from envmgr.lifecycle import EnvState
@@ -361,7 +362,7 @@ class Wire:
         self.scribble: Scribble = lambda block, texts: None
         self.clock = FakeClock()
         self.spawner = _WireSpawner(self)
-        self.n_polls_in_vain = 0
+        self.n_polls_in_vain = self.n_handed_out = 0
         self._mapped: list[mmap.mmap] = []
         settings = WorkerSettings()
         self.transport = _WireTransport(self.spawner, settings, shared_memory=shared_memory)
@@ -439,8 +440,8 @@ class Wire:
 
         self.wait(back)
 
-    def step(self, actions: dict[int, int]) -> dict[int, EnvTimestep]:
-        """Send actions and gather all of their timesteps."""
+    def step(self, actions: dict[int, int], *, as_arrays: bool = False) -> dict[int, EnvTimestep]:
+        """Send actions and gather all of their timesteps, as dicts or as arrays."""
         supervisor = self.supervisor
         if not supervisor.submitter.by_id(actions, RING_ONCE):
             supervisor.submitter.checked(actions, RING_ONCE, None)
@@ -449,12 +450,24 @@ class Wire:
         policy = GatherPolicy(float("inf"), 0.0)
         gather = Gather(self.engine, policy)
         while supervisor.statistics.outstanding:
-            taken = gather.some(policy, exactly=True)
-            got = {} if taken is None else supervisor.collector.timesteps(taken)
+            taken = gather.some(policy, exactly=True, as_arrays=as_arrays)
+            self.n_handed_out += type(taken) is HandedOut
+            batch = self._batch(taken) if as_arrays else None
+            if batch is not None:
+                rows = map(_row_of(batch), range(len(batch.env_ids)))
+                got = dict(zip(batch.env_ids.tolist(), rows, strict=True))
+            else:
+                got = {} if taken is None else supervisor.collector.timesteps(taken)
             supervisor.journal.returning = None
             assert not set(got) & set(timesteps), "a timestep was delivered twice"
             timesteps.update(got)
         return {i: _with_counts(timestep) for i, timestep in timesteps.items()}
+
+    def _batch(self, taken: Any) -> ArrayBatch | None:
+        """Return what was taken as arrays; None if it cannot be, or is nothing."""
+        if isinstance(taken, Collected):
+            return self.supervisor.collector.arrays(taken)
+        return None if taken is None else taken.result
 
     def slots(self) -> list[ManagedEnv]:
         """Return what the supervisor remembers of the envs."""
@@ -471,6 +484,18 @@ class Wire:
         for memory in self._mapped:
             with contextlib.suppress(BufferError):
                 memory.close()
+
+
+def _row_of(batch: ArrayBatch) -> Callable[[int], EnvTimestep]:
+    """Return what gives the rows of a batch as timesteps."""
+
+    def row(k: int) -> EnvTimestep:
+        obs = batch.obs
+        obs = {key: part[k] for key, part in obs.items()} if isinstance(obs, dict) else obs[k]
+        done = bool(batch.terminated[k] or batch.truncated[k])
+        return EnvTimestep(obs, batch.reward[k], done, batch.infos[k])
+
+    return row
 
 
 def _with_counts(timestep: EnvTimestep) -> EnvTimestep:
