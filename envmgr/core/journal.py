@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -195,7 +196,14 @@ class SignalFreeThread:
         thread = self._thread
         if thread is None or not thread.is_alive():
             self._thread = thread = _Thread(self._serve)
-            thread.start()
+            handled = sys.exc_info()[1]
+            try:
+                thread.start()
+            except RuntimeError as error:
+                interrupt = error.__context__
+                if interrupt is None or interrupt is handled:  # it cannot be started
+                    raise
+                raise interrupt from None  # between two lines of threading's: it lacks a lock
         task = _Task(job)
         self._tasks.put(task)
         task.wait()

@@ -45,7 +45,7 @@ def measure(quick: bool) -> Sequence[Figure]:
         make = partial(Account, config)
         figures.append(_at_points(name, make, QUICK_POINTS if quick else None))
         count = QUICK_AT_RANDOM if quick else AT_RANDOM
-        figures.append(_at_random(name, make, count, ("close", "launch")))
+        figures.append(_at_random(name, make, count, ("build", "close", "launch")))
     return figures
 
 

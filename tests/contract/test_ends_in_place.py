@@ -41,14 +41,22 @@ class Short(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         """Begin the next one."""
         self.at = np.array((self.at[0] + 1, 0), np.float32)
-        return self.at, {}
+        return self.at, {"episode": int(self.at[0])}
 
     def step(self, action: Any) -> Any:
         """Go on."""
         self.at = self.at + np.array((0, 1), np.float32)
         if self.fails_at and self.at[0] == self.fails_at:
             raise ValueError("as it should")
-        return self.at, 1.0, bool(self.at[1] >= self.length), False, {}
+        return self.at, 1.0, bool(self.at[1] >= self.length), False, {"at": float(self.at[1])}
+
+
+class ShortWithoutResetInfos(Short):
+    """As `Short`; nothing is said of resets, so that C takes their ends."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin the next one."""
+        return super().reset()[0], {}
 
 
 def manager_of(*envs: Callable[[], Any], **config: Any) -> EnvManager:
@@ -132,7 +140,8 @@ def test_a_handler_that_closes_leaves_figures_that_add_up(receive: str) -> None:
 @pytest.mark.skipif(hot is None, reason="no C")
 def test_who_was_dropped_leaves_the_others_ends_in_c(in_c: list[bool]) -> None:
     config = {"on_exhausted": "drop", "max_failures": 0}
-    with manager_of(partial(Short, 1), partial(Short, 2, 2), **config) as manager:
+    envs = partial(ShortWithoutResetInfos, 1), partial(ShortWithoutResetInfos, 2, 2)
+    with manager_of(*envs, **config) as manager:
         while manager.env_states[1] is not EnvState.DONE:
             ids = manager.ready_arrays().env_ids
             manager.send_arrays(ids, np.zeros(len(ids), np.int64))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import random
 import signal
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -182,6 +183,10 @@ def attack(subject: Subject, name: str, strike: Strike) -> BaseException | None:
     if raised is not None:
         assert isinstance(raised, raises[strike.number]), f"{raised!r} came of {strike.number}"
     is_past = raised is not None and strike.is_past(raised)
+    if raised is not None:  # whoever has handled it does not keep the frames that it came through
+        with warnings.catch_warnings():  # what was just made goes with them, and says so
+            warnings.simplefilter("ignore", ResourceWarning)
+            raised.__traceback__ = None
     subject.settle(name, results, raised, is_past=is_past)
     return raised
 

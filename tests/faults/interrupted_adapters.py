@@ -35,11 +35,14 @@ N = 3
 _BEGIN = -1.0
 """What the first observation of an episode says in place of an action."""
 
+_OF_ENDED, _OF_ONE = "reset of what has ended", "reset of one"
+"""Calls: resets of some envs."""
+
 Column = npt.NDArray[Any]
 
 
 class Counting(gym.Env[Any, Any]):
-    """Its observation is (latest action, steps in the episode, steps ever)."""
+    """Its observation is (latest action, steps in the episode, steps ever); its infos have some."""
 
     observation_space = gym.spaces.Box(-1.0, 2.0**31, (3,), np.float64)
     action_space = gym.spaces.Discrete(2**31 - 1)
@@ -52,14 +55,15 @@ class Counting(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         self._steps = 0
-        return np.array([_BEGIN, 0.0, self.ever]), {}
+        return np.array([_BEGIN, 0.0, self.ever]), {"ever": self.ever}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Say what was asked for."""
         self._steps += 1
         self.ever += 1
         obs = np.array([float(action), self._steps, self.ever])
-        return obs, 1.0, self._steps >= EPISODE_STEPS, False, {}
+        info = {"ever": self.ever, "steps": self._steps}
+        return obs, 1.0, self._steps >= EPISODE_STEPS, False, info
 
     def double(self, number: int) -> int:
         """Return a result."""
@@ -178,6 +182,7 @@ class Trained:
         self.driver = self._make(self.manager)
         self._ever, self._steps = [0.0] * N, [0.0] * N
         self._ended: set[int] = set()
+        self._perhaps_reset: set[int] = set()
         self._sent: dict[int, float] = {}
         self._may_be_lost = False
         self._reset()
@@ -191,6 +196,11 @@ class Trained:
         if type(self.driver).begin is not Driver.begin:
             kinds += ["begin", "finish"]
         names = [f"{kind} {nth}" for kind in kinds for nth in nths]
+        driver = type(self.driver)
+        if driver.reset_ended is not Driver.reset_ended:
+            names.append(_OF_ENDED)
+        if driver.reset_first is not Driver.reset_first:
+            names.append(_OF_ONE)
         return [*names, "reset", *self.driver.calls, "close"]
 
     # -- the account ----------------------------------------------------------------------------
@@ -239,6 +249,7 @@ class Trained:
             assert (said, steps) == (_BEGIN, 0), f"env {env_id}: {obs[env_id]} after a reset"
             self._ever[env_id], self._steps[env_id] = ever, 0
             self._ended.discard(env_id)
+            self._perhaps_reset.discard(env_id)
 
     def _take(self, outcome: Outcome) -> None:
         """Check what a step has given against the actions that it was given."""
@@ -249,6 +260,8 @@ class Trained:
                 self.abnormal += 1
                 assert self._inline, f"env {env_id} has failed"
             else:
+                if env_id in self._perhaps_reset and obs[1] == 1:
+                    self._steps[env_id] = 0
                 expected = (action, self._steps[env_id] + 1, self._ever[env_id] + 1)
                 if self.driver.begins_with_step and env_id in self._ended:
                     expected = (_BEGIN, 0, self._ever[env_id])
@@ -257,6 +270,7 @@ class Trained:
                 assert tuple(obs) == expected, f"env {env_id}: {obs}, not {expected}"
             self._steps[env_id], self._ever[env_id] = shown[1:]
             self._ended.discard(env_id)
+            self._perhaps_reset.discard(env_id)
             if ended and not self.driver.shows_next:
                 self._ended.add(env_id)
 
@@ -321,12 +335,16 @@ class Trained:
             self._begin()
         kind, _, nth = name.partition(" ")
         self._reset()
-        if nth:
+        if name in (_OF_ONE, _OF_ENDED):
+            self._step()
+            while name == _OF_ENDED and not self._ended:
+                self._step()
+            self._take_rest()
+        elif nth:
             for _ in range(int(nth)):
                 self._step()
             self._reset_ended()
-            while self._sent:  # where steps are gathered one by one
-                self._take(self.driver.outcome(self.driver.finish()))
+            self._take_rest()
             self._reset_ended()
             self._given = self._actions()
             if kind == "finish":
@@ -334,8 +352,16 @@ class Trained:
         elif name.endswith("_wait"):
             self.driver.calls[name.replace("_wait", "_async")]()
 
+    def _take_rest(self) -> None:
+        while self._sent:  # where steps are gathered one by one
+            self._take(self.driver.outcome(self.driver.finish()))
+
     def call(self, name: str) -> Any:
         """Make a call."""
+        if name == _OF_ONE:
+            return self.driver.reset_first()
+        if name == _OF_ENDED:
+            return self.driver.reset_ended(sorted(self._ended))
         kind = name.partition(" ")[0]
         whole = {"finish": self.driver.finish, "reset": self.driver.reset}
         whole["close"] = self.driver.close
@@ -359,7 +385,12 @@ class Trained:
     def _sees_to(self, name: str, results: list[Any], *, is_past: bool) -> None:
         """Take what a call has returned."""
         kind = name.partition(" ")[0]
-        if results and kind in ("step", "finish"):
+        if name in (_OF_ONE, _OF_ENDED):
+            if results:
+                self._was_reset(results[0])
+            elif name == _OF_ONE:
+                self._perhaps_reset.add(0)
+        elif results and kind in ("step", "finish"):
             self._take(self.driver.outcome(results[0]))
         elif kind in ("reset", "reset_async", "reset_wait"):
             self._may_be_lost = True  # which step, that was discarded, is forgotten here

@@ -47,6 +47,10 @@ THREAD_KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+LEASE = "lease"
+"""The scenario of a leased env."""
+
+
 class Echo(gym.Env[Any, Any]):
     """Its observation is the latest action: what was executed can be told from what comes back."""
 
@@ -167,7 +171,9 @@ class Account:
 
     def take(self, result: Any) -> None:
         """Check off what was delivered, in whatever form."""
-        if isinstance(result, dict):
+        if isinstance(result, list):  # treetensors
+            pairs = [(int(t.env_id), np.asarray(t.obs), dict(t.info)) for t in result]
+        elif isinstance(result, dict):
             pairs = [(i, step.obs, step.info) for i, step in result.items()]
         else:
             pairs = list(zip(result.env_ids.tolist(), result.obs, result.infos, strict=True))
@@ -201,7 +207,8 @@ class Account:
     @property
     def names(self) -> list[str]:
         """The calls."""
-        return list(SCENARIOS)
+        is_forked = self._config.get("context") == "fork"  # whose envs cannot be leased
+        return [name for name in SCENARIOS if name != LEASE or not is_forked]
 
     def prepare(self, name: str) -> None:
         """Have all be as a call wants it."""
@@ -232,6 +239,8 @@ class Account:
         if manager.closed:
             self.owed.clear()
             return
+        if name == LEASE:  # until it has been given back, what is under way in it is outstanding
+            self.all_ready()
         stats = manager.stats()
         if scenario.sends and actions:
             accepted = stats["actions"] - before["actions"]
@@ -246,6 +255,8 @@ class Account:
             with suppress(EnvFailure):  # inline, the env that was interrupted in it
                 assert manager.call_wait()[0] in (4, 8)
         self.goes_on()
+        if name == LEASE:  # calls go by way of a thread from now on, which is another matter
+            manager.close()
 
     def close(self) -> None:
         """Close the manager."""
@@ -288,6 +299,19 @@ def _saved(account: Account) -> None:
 def _saved_and_sent(account: Account) -> None:
     _saved(account)
     account.send()
+
+
+def _leased(manager: Any) -> None:
+    with manager.lease() as env:
+        env.reset()
+        timestep = env.step(5)
+        assert timestep.obs.tolist() == [5.0, 1.0]
+        assert timestep.info["steps"] == 1
+
+
+def _built(manager: Any) -> None:
+    manager.build()
+    manager.launch()
 
 
 def _ended(account: Account) -> None:
@@ -350,6 +374,9 @@ SCENARIOS: dict[str, Scenario] = {
     "random_action": Scenario(lambda a, _: a.manager.random_action()),
     "close": Scenario(lambda a, _: a.manager.close()),
     "launch": Scenario(lambda a, _: a.manager.launch(), prepare=lambda a: a.manager.close()),
+    "build": Scenario(lambda a, _: _built(a.manager), prepare=lambda a: a.manager.close()),
+    LEASE: Scenario(lambda a, _: _leased(a.manager)),
+    "env_spaces": Scenario(lambda a, _: a.manager.env_spaces),
 }
 
 
@@ -363,5 +390,5 @@ def run(
 def run_at_random(config: Mapping[str, Any], count: int, seed: int = 0, **how: Any) -> int:
     """Attack a manager at random moments of its calls; return how many calls were ended by it."""
     return attacks.run_at_random(
-        partial(Account, config, **how), count, seed, without=("close", "launch")
+        partial(Account, config, **how), count, seed, without=("build", "close", "launch")
     )

@@ -49,6 +49,14 @@ def test_f25_on_threads_an_interrupt_comes_into_no_env(kind: str) -> None:
     assert figures["raised"] > 30
 
 
+@pytest.mark.torch
+def test_f25_with_treetensors_it_is_the_same() -> None:
+    pytest.importorskip("treetensor")
+    figures = run({"type": "base_v2"}, 60, seed=25)
+    assert figures["points"] == 60
+    assert figures["raised"] > 40
+
+
 class _Thing:
     """Something that can be referred to weakly."""
 
