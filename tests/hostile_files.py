@@ -265,7 +265,8 @@ def go_over_the_schema(folder: Path) -> dict[str, Any]:
     for key in PLACES:  # no folder can be made where there is a file
         together[key] = [value for value in together[key] if not os.path.exists(value)]
     together["manager.worker_env.set"] = [{name: GOOD.get(name, "1") for name in HARMLESS}]
-    for turn, context in enumerate(CONTEXTS):
+    for turn in range(max(len(CONTEXTS), *map(len, together.values()))):
+        context = CONTEXTS[turn % len(CONTEXTS)]
         some = {key: values[turn % len(values)] for key, values in together.items()}
         launch(some, may_fail=False, context=context)
     nothing = {"manager.worker_env.allow": [], "manager.worker_env.deny": ["*"]}

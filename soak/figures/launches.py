@@ -204,7 +204,9 @@ def settings(rng: random.Random) -> dict[str, Any]:
     if cfg["type"] not in ("thread", "base"):
         cfg["context"] = rng.choice([*["server"] * 12, *["fork"] * 16, "spawn", "forkserver"])
     if cfg["type"] != "base":
-        cfg["num_workers"] = rng.choice([None, *range(1, env_num + 1)])
+        cfg["num_workers"] = rng.choice([None, "auto", *range(1, env_num + 1)])
+        if rng.random() < 0.3:
+            cfg["limits"] = {"starting": rng.randint(1, 2)}
     may_have_spares = cfg["type"] != "base" and auto_reset and cfg["num_workers"] is None
     if may_have_spares and rng.random() < 0.3:
         cfg["spare_env_num"] = rng.randint(1, 2)

@@ -107,12 +107,28 @@ def kill_one(
 
 
 def daemons(context: str, env_num: int, end: str) -> Figure:
+    """Return a figure of daemons that outlive the workers of their envs: see `end_daemons`."""
+    found, took_s = end_daemons(context, env_num, end)
+    late = sum(gone_s > LIMIT_S for gone_s in took_s)
+    return Figure(
+        f"daemons of {env_num} envs, `context: {context}`, {ENDS[end]}",
+        f"{late} of {found} left after {LIMIT_S:g} s; all gone after {in_ms(max(took_s))}",
+        f"none left after {LIMIT_S:g} s",
+        found == 2 * env_num and late == 0,
+    )
+
+
+def end_daemons(context: str, env_num: int, end: str) -> tuple[int, list[float]]:
     """End all workers, whose envs have started processes that left the worker's session.
 
     Args:
         context: how the trainer starts its workers.
         env_num: how many envs there are, in a worker each.
         end: how these end, see `daemons.py`; or "trainer": that is killed.
+
+    Returns:
+        How many of these processes there were, two for each env, and the seconds after which each
+        had ended; infinite if it had not.
     """
     with subprocess.Popen(
         [sys.executable, str(DAEMONS), context, str(env_num), end],
@@ -144,13 +160,7 @@ def daemons(context: str, env_num: int, end: str) -> Figure:
                     took_s[pid] = time.monotonic() - ended_s.get(worker, math.inf)
             time.sleep(_POLL_S)
         trainer.kill()
-    late = sum(gone_s > LIMIT_S for gone_s in took_s.values())
-    return Figure(
-        f"daemons of {env_num} envs, `context: {context}`, {ENDS[end]}",
-        f"{late} of {found} left after {LIMIT_S:g} s; all gone after {in_ms(max(took_s.values()))}",
-        f"none left after {LIMIT_S:g} s",
-        found == 2 * env_num and late == 0,
-    )
+    return found, list(took_s.values())
 
 
 def _is_there(pid: int) -> bool:

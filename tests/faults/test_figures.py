@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Callable
@@ -69,6 +70,15 @@ def test_nothing_outlives_a_trainer_killed_at_a_random_point(
         )
         assert gone_s < orphans.PATIENCE_S
     assert found > orphans.ENV_NUM
+
+
+@pytest.mark.parametrize("context", ["server", "fork"])
+def test_daemons_of_envs_do_not_outlive_a_trainer_that_is_killed(
+    soak: Callable[[str], Any], context: str
+) -> None:
+    found, took_s = soak("figures.orphans").end_daemons(context, 3, "trainer")
+    assert found == 6
+    assert max(took_s) < math.inf
 
 
 def test_many_envs_with_few_fds(soak: Callable[[str], Any]) -> None:

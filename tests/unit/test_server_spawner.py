@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import envmgr
 from envmgr.transport.process import server
 from envmgr.transport.process.preloading import PreloadRules
 from envmgr.transport.process.server_imports import Preloads
@@ -83,3 +86,10 @@ def test_a_manager_that_closes_does_not_wait_long_for_a_server_that_takes_nothin
     spawner.close()
     ready.close()
     theirs.close()
+
+
+def test_in_a_trainer_nobody_takes_the_exit_status_of_children_that_are_not_envmgrs() -> None:
+    package = Path(envmgr.__file__).parent
+    any_child = re.compile(r"\bwaitpid\(\s*(-1|0)\b|\bos\.wait[34]?\(|\bP_ALL\b")
+    found = {p.name for p in package.rglob("*.py") if any_child.search(p.read_text("utf-8"))}
+    assert found == {"server.py", "server_imports.py"}, "those are processes of their own"
