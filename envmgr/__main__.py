@@ -1,14 +1,20 @@
-"""`python -m envmgr` is `envmgr`."""
+"""The command `envmgr`, and `python -m envmgr`."""
 
 from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
     try:
-        from envmgr.cli import main
+        from envmgr.cli import main as command_line
     except ModuleNotFoundError as error:
         if error.name != "envmgr.cli":
             raise
         sys.exit("envmgr: error: this installation lacks envmgr.cli: there are no commands")
+    return command_line()
+
+
+if __name__ == "__main__":
     sys.exit(main())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from envmgr.cli.config_envs import env_name
 from envmgr.cli.exit_codes import (
     DONE,
     FAILED,
@@ -20,7 +21,7 @@ from envmgr.cli.exit_codes import (
 )
 from envmgr.cli.figures import versions
 from envmgr.cli.interrupt import Interruption
-from envmgr.cli.prepare import RunOptions, env_name, goal_of
+from envmgr.cli.prepare import RunOptions, goal_of
 from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress
 from envmgr.cli.resume import left_to_collect
 from envmgr.cli.summary import Ending

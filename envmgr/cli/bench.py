@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from envmgr.cli.config_envs import env_name, factories_of
 from envmgr.cli.exit_codes import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
-from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing
 from envmgr.cli.texts import listed, load_text, print_table, wide_console
 from envmgr.config import to_plain

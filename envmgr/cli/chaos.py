@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from envmgr.cli.attempt import CODES, Attempt
+from envmgr.cli.config_envs import manager_of
 from envmgr.cli.exit_codes import FAILED, say
 from envmgr.cli.figures import try_to_write, write_json
 from envmgr.cli.interrupt import Interruption
-from envmgr.cli.prepare import RunOptions, manager_of
+from envmgr.cli.prepare import RunOptions
 from envmgr.cli.progress import Progress
 from envmgr.cli.summary import Ending
 from envmgr.cli.texts import failures_text, print_table

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from envmgr.cli.config_envs import env_name, factories_of, quiet_workers
 from envmgr.cli.exit_codes import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
-from envmgr.cli.prepare import env_name, factories_of, quiet_workers
 from envmgr.cli.progress import doing
 from envmgr.cli.texts import listed
 from envmgr.config.env_factories import ConfiguredEnv

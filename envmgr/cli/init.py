@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
+from envmgr.cli.config_envs import manager_of, quiet_workers
 from envmgr.cli.exit_codes import DONE
-from envmgr.cli.prepare import manager_of, quiet_workers
 from envmgr.cli.progress import doing
 from envmgr.cli.texts import paragraph
 from envmgr.config.checks import show_value
@@ -156,10 +156,11 @@ def _tried(text: str, path: Path, allow_import: Sequence[str]) -> tuple[Tried, s
                 n_steps += len(timesteps)
                 failures += [t.info["error"] for t in timesteps if "error" in t.info]
         if n_steps == len(failures):
+            error = failures[0] if failures else None
             raise EnvManagerError(
                 f"each of the {n_steps} steps that were tried failed, so nothing was written. The "
-                f"first: {failures[0] if failures else 'no env was ever ready'}"
-            )
+                f"first: {'no env was ever ready' if error is None else paragraph(error)}"
+            ) from error
         profile = _profile(manager, failures)
         spaces = (str(manager.observation_space), str(manager.action_space))
         metadata: Any = manager.metadata or {}

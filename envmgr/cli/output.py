@@ -18,16 +18,7 @@ from typing import Any
 from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
 from envmgr.observing.status_boards import PROCESS, facts_in, process_facts
-from envmgr.reporting.files import (
-    CONFIG,
-    EPISODES,
-    FIGURES,
-    METRICS,
-    PAGE,
-    RUN,
-    SAMPLES,
-    SUMMARY,
-)
+from envmgr.reporting.files import CONFIG, EPISODES, RESULTS, RUN, SUMMARY
 from envmgr.untrusted import opened_itself
 from envmgr.whole_files import write_whole
 
@@ -35,9 +26,6 @@ fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl
 
 LOCK = "run.lock"
 """Name of the file that is there, and locked, as long as the run goes on."""
-
-RESULTS = (EPISODES, CONFIG, SUMMARY, SAMPLES, METRICS, PAGE, FIGURES, RUN)
-"""What a run leaves behind. As long as it goes on, `PROCESS` and the lock are there too."""
 
 
 class RunFolder:

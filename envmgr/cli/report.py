@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envmgr.cli.output import RESULTS
 from envmgr.errors import ConfigError
 from envmgr.observing.status_boards import PROCESS
 from envmgr.reporting.comparison import comparison_of, comparison_page
 from envmgr.reporting.figures import figures_of
-from envmgr.reporting.files import EPISODES, FIGURES, PAGE
+from envmgr.reporting.files import EPISODES, FIGURES, PAGE, RESULTS
 from envmgr.reporting.folder import read_run
 from envmgr.reporting.page import page_of
 from envmgr.reporting.pictures import pictures_in

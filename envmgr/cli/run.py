@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 
 from envmgr.cli.attempt import CODES, Attempt
+from envmgr.cli.config_envs import manager_of
 from envmgr.cli.exit_codes import say
 from envmgr.cli.figures import versions
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.loggers import Loggers
 from envmgr.cli.output import RunFolder
-from envmgr.cli.prepare import RunOptions, folder_of, manager_of
+from envmgr.cli.prepare import RunOptions, folder_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.report import write_report
 from envmgr.cli.resource_usage import UsageMeter

@@ -70,10 +70,11 @@ def error_text(error: BaseException) -> str:
         crashes = {_crash_text(failure) for failure in error.failures.values()} - {""}
         causes = "\n  - ".join(" ".join(line.split()) for line in text.split("\n- "))
         return causes + (min(crashes) if len(crashes) == 1 else "")
-    return paragraph(error) + _crash_text(error)
+    crash = error if isinstance(error, EnvCrash) else error.__cause__
+    return paragraph(error) + _crash_text(crash)
 
 
-def _crash_text(error: BaseException) -> str:
+def _crash_text(error: BaseException | None) -> str:
     """Return the end of what a crashed process wrote, as lines; empty if there is nothing."""
     if not isinstance(error, EnvCrash):
         return ""

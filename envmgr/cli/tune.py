@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from envmgr.cli.config_envs import env_name, factories_of, quiet_workers
 from envmgr.cli.exit_codes import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
-from envmgr.cli.prepare import env_name, factories_of, quiet_workers
 from envmgr.cli.progress import doing
 from envmgr.cli.texts import listed, load_text, print_table, wide_console
 from envmgr.collect import make_policy, policy_seed

@@ -20,6 +20,9 @@ METRICS = "metrics.csv"
 RUN = "run.json"
 """Name of the file that says when a run was begun and resumed; see `envmgr.cli.resume`."""
 
+RESULTS = (EPISODES, CONFIG, SUMMARY, SAMPLES, METRICS, PAGE, FIGURES, RUN)
+"""What a run leaves behind. As long as it goes on, `process.json` and a lock are there too."""
+
 
 class Sample(msgspec.Struct, gc=False, frozen=True):
     """Where a run stood at one moment; a line of `samples.jsonl`. All counts are since its begin.

@@ -17,7 +17,7 @@ import pytest
 
 from envmgr import create_env_manager, make
 from envmgr.cli import main
-from envmgr.cli.prepare import manager_of
+from envmgr.cli.config_envs import manager_of
 from envmgr.config_file import resolve_config
 from envmgr.env import BatchedEnvSpec
 from envmgr.errors import LaunchError
