@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     )
     from envmgr.observing.signals import dump_on_signal
     from envmgr.outcomes import Outcome
-    from envmgr.registry import ENV_MANAGER_REGISTRY, create_env_manager, get_env_manager_cls
-    from envmgr.shortcuts import make
+    from envmgr.registry import ENV_MANAGER_REGISTRY, get_env_manager_cls
+    from envmgr.shortcuts import create_env_manager, make
     from envmgr.types import EnvTimestep
 
 __all__ = [
@@ -86,7 +86,7 @@ _HOME = {
     "as_gymnasium": "adapters.gymnasium",
     "as_sb3": "adapters.entries",
     "as_tianshou": "adapters.entries",
-    "create_env_manager": "registry",
+    "create_env_manager": "shortcuts",
     "dump_on_signal": "observing.signals",
     "get_env_manager_cls": "registry",
     "load_config": "config_file",

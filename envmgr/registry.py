@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from envmgr.config import EasyDict, ManagerConfig, default_manager_config, to_easydict, to_plain
+from envmgr.config import EasyDict, ManagerConfig, default_manager_config, to_plain
 from envmgr.config.checks import check_value, nearest, show_value, text
 from envmgr.config.imports import import_modules
 from envmgr.config.schema import as_mapping, check_keys
 from envmgr.errors import ConfigError, UnknownKeyError
-from envmgr.types import EnvFactory
 
 _C = TypeVar("_C", bound=Callable[..., Any])
 
@@ -223,35 +222,20 @@ def get_env_manager_cls(cfg: Mapping[str, Any]) -> Any:
     return ENV_MANAGER_REGISTRY.get(kind_of(cfg))
 
 
-def create_env_manager(
-    cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory] | None = None, **kwargs: Any
-) -> Any:
-    """Return a manager, not launched, of the kind that `cfg.type` names.
-
-    Args:
-        cfg: the manager section, as dict or EasyDict; without `type` the kind is `base`. Not
-            changed: the manager gets the kind's whole default config with these keys on top.
-        env_fn: one factory for each env; None for kinds that make them (`env_pool`).
-        **kwargs: further arguments of the manager class.
-
-    Raises:
-        UnknownKeyError: no such kind or config key.
-        ConfigError: a value is not allowed.
-    """
-    cfg = as_mapping(cfg, "manager")
-    if isinstance(cfg.get("manager"), Mapping):
-        raise ConfigError(f"cfg has the sections {', '.join(map(str, cfg))}: {GIVE_SECTIONS}.")
-    key = kind_of(cfg)
-    manager_cls = ENV_MANAGER_REGISTRY.get(key)
-    config = ManagerConfig.from_mapping(cfg, default_config_of(manager_cls, key))
-    return manager_cls(env_fn=env_fn, cfg=to_easydict(config.to_dict()), **kwargs)
-
-
 GIVE_SECTIONS = (
     "a whole config is run by `envmgr run`, or given by its sections: cfg = load_config(...), then "
     "create_env_manager(cfg.manager, env_fn=env_factories(cfg.env, cfg.manager.env_num)), with "
     "env_factories of envmgr.config.env_factories"
 )
+
+
+def class_of_kind(key: str) -> Any:
+    """Return what is registered under a key.
+
+    Raises:
+        UnknownKeyError: nothing is; the known ones are named.
+    """
+    return ENV_MANAGER_REGISTRY.get(key)
 
 
 def kind_of(cfg: Mapping[str, Any]) -> str:

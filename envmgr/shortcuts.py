@@ -1,4 +1,4 @@
-"""`make`: a manager in one call, for scripts and notebooks."""
+"""Managers in one call: `create_env_manager` of a config, `make` for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,47 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from typing_extensions import Unpack
 
+from envmgr.config import ManagerConfig, to_easydict
 from envmgr.config.checks import Check, Refused, as_items, check_value, show_value, text
 from envmgr.config.env_factories import checked_env_num, env_factories, key_of, with_arguments
-from envmgr.config.schema import with_hint
+from envmgr.config.schema import as_mapping, with_hint
 from envmgr.env.batch_specs import BatchedEnvSpec
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.launch import GIVE_A_FUNCTION, is_env
 from envmgr.managers import BaseEnvManager, EnvManagerV2
-from envmgr.registry import GIVE_SECTIONS, create_env_manager
+from envmgr.registry import GIVE_SECTIONS, class_of_kind, default_config_of, kind_of
 from envmgr.types import EnvFactory
 
 if TYPE_CHECKING:
     from envmgr.config.keywords import ManagerKeys
+
+
+def create_env_manager(
+    cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory] | None = None, **kwargs: Any
+) -> BaseEnvManager:
+    """Return a manager, not launched, of the kind that `cfg.type` names.
+
+    Args:
+        cfg: the manager section, as dict or EasyDict; without `type` the kind is `base`. Not
+            changed: the manager gets the kind's whole default config with these keys on top. To a
+            type checker a V2 kind is an `EnvManagerV2` if you assert so.
+        env_fn: one factory for each env; None for kinds that make them (`env_pool`).
+        **kwargs: further arguments of the manager class.
+
+    Raises:
+        UnknownKeyError: no such kind or config key.
+        ConfigError: a value is not allowed.
+    """
+    cfg = as_mapping(cfg, "manager")
+    if isinstance(cfg.get("manager"), Mapping):
+        raise ConfigError(f"cfg has the sections {', '.join(map(str, cfg))}: {GIVE_SECTIONS}.")
+    key = kind_of(cfg)
+    manager_cls = class_of_kind(key)
+    config = ManagerConfig.from_mapping(cfg, default_config_of(manager_cls, key))
+    manager: BaseEnvManager = manager_cls(
+        env_fn=env_fn, cfg=to_easydict(config.to_dict()), **kwargs
+    )
+    return manager
 
 
 @overload
@@ -90,7 +119,7 @@ def make(
         section = {key_of(path): path, "kwargs": env_kwargs, "wrappers": wrappers}
         env_fn = env_factories(section, count)
     try:
-        manager: BaseEnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
+        manager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
     except UnknownKeyError as error:
         known = BaseEnvManager.default_config()
         if cfg.keys() <= known.keys():

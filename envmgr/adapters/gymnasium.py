@@ -16,7 +16,7 @@ from envmgr.adapters.gym_autoreset import ManagerVectorEnv
 from envmgr.adapters.gym_statistics import RecordEpisodeStatistics
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
-from envmgr.registry import create_env_manager
+from envmgr.shortcuts import create_env_manager
 
 __all__ = [
     "EnvmgrVectorEnv",

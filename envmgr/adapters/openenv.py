@@ -33,7 +33,7 @@ from envmgr.manager.leases import AsyncSlot, Lease, Slot
 from envmgr.manager.threads import LAUNCHING, in_thread
 from envmgr.optional_packages import DISTRIBUTION
 from envmgr.outcomes import failure_in
-from envmgr.registry import create_env_manager
+from envmgr.shortcuts import create_env_manager
 from envmgr.types import EnvTimestep
 
 try:

@@ -21,7 +21,7 @@ from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.rows import Rows
 from envmgr.errors import ActionError, ConfigError, EnvNotReadyError, ManagerClosedError
 from envmgr.manager import ArrayBatch, EnvManager
-from envmgr.registry import create_env_manager
+from envmgr.shortcuts import create_env_manager
 from envmgr.spaces.reading import error_text
 
 __all__ = ["DriverEnv", "PufferVecEnv", "as_puffer", "make"]

@@ -22,7 +22,7 @@ from envmgr.errors import (
     UnknownEnvError,
 )
 from envmgr.manager import EnvManager
-from envmgr.registry import create_env_manager
+from envmgr.shortcuts import create_env_manager
 from envmgr.spaces import indexed, put_rows, rows_of
 from envmgr.spaces.reading import error_text, read_list, short_text
 

@@ -18,7 +18,7 @@ from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows
 from envmgr.errors import ActionError, ConfigError, EnvAttributeError
 from envmgr.manager import ArrayBatch, EnvManager
-from envmgr.registry import create_env_manager
+from envmgr.shortcuts import create_env_manager
 from envmgr.spaces import indexed
 from envmgr.spaces.reading import error_text, short_text
 

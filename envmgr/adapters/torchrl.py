@@ -14,7 +14,7 @@ from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows, spread
 from envmgr.errors import ConfigError, EnvNotReadyError
 from envmgr.manager import EnvManager
-from envmgr.registry import create_env_manager
+from envmgr.shortcuts import create_env_manager
 
 try:
     import torch

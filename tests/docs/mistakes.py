@@ -11,7 +11,7 @@ from functools import partial
 import gymnasium
 import numpy as np
 
-from envmgr import EnvTimestep, RolloutCollector, make
+from envmgr import EnvTimestep, RolloutCollector, create_env_manager, make
 
 factory = partial(gymnasium.make, "CartPole-v1")
 
@@ -36,6 +36,8 @@ def mistakes() -> None:
         "CartPole-v1",
         on_failure="retry",  # pyright: ignore[reportArgumentType]
     )
+    created = create_env_manager({"type": "base", "env_num": 1}, env_fn=[factory])
+    created.stepp({})  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     manager = make("CartPole-v1")
     manager.stepp({})  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     _ = manager.step({})[0].observation  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -18,10 +18,10 @@ from envmgr.config_file import load_config
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import (
     Registry,
-    create_env_manager,
     default_config_of,
     get_env_manager_cls,
 )
+from envmgr.shortcuts import create_env_manager
 
 GROUP = "cfgtest.kinds"
 

@@ -110,7 +110,7 @@ def main() -> None:
     factory, path, limit_s = cloudpickle.loads(base64.b64decode(sys.stdin.buffer.readline()))
     sys.path[:] = path
     from envmgr.errors import EnvManagerError
-    from envmgr.registry import create_env_manager
+    from envmgr.shortcuts import create_env_manager
 
     config = {"type": "subprocess", "step_timeout": limit_s, "reset_timeout": limit_s}
     with contextlib.suppress(KeyboardInterrupt):

@@ -14,7 +14,7 @@ import numpy as np
 from envmgr import pickles
 from envmgr.errors import EnvCrash, EnvFailure, EnvManagerError, EnvRaised, EnvTimeout
 from envmgr.manager import EnvManager
-from envmgr.registry import create_env_manager
+from envmgr.shortcuts import create_env_manager
 
 _MANY = 1_000_000
 _MOST_LINES = 30
