@@ -127,8 +127,8 @@ class Calibration:
         n = self.choice.num_workers
         workers = "one worker per env" if n == self.env_num else f"{n} worker{'s' * (n > 1)}"
         text = (
-            f"num_workers: auto: {workers} for {self.env_num} envs on {self.usable_cores} usable "
-            f"cores: {self.choice.reason}"
+            f"num_workers: auto: {workers} for {counted(self.env_num, 'env')} on "
+            f"{counted(self.usable_cores, 'usable core')}: {self.choice.reason}"
         )
         if self.trial is None or self.construction_s is None:
             return text

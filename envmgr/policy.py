@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from envmgr.errors import EnvFailure
+from envmgr.texts import counted
 
 
 @dataclass(frozen=True)
@@ -199,14 +200,14 @@ class FailureBudget:
         of_all = 0 if is_spare else self._of_all.charge(failure, now, steps_of_all)
         if own > policy.max_failures:
             return (
-                f"{'spare ' if is_spare else ''}env {env_id} failed {own} times within "
+                f"{'spare ' if is_spare else ''}env {env_id} failed {counted(own, 'time')} within "
                 f"{window_s:g} s{self._besides(steps, policy.max_failures)} "
                 f"(max_failures is {policy.max_failures})"
             )
         if of_all > self._limit_of_all:
             limit = f"{self._limit_of_all}{self._where_from}"
             return (
-                f"all envs together failed {of_all} times within {window_s:g} s"
+                f"all envs together failed {counted(of_all, 'time')} within {window_s:g} s"
                 f"{self._besides(steps_of_all, self._limit_of_all)} "
                 f"(max_failures_total is {limit})"
             )

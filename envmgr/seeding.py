@@ -11,6 +11,7 @@ import numpy as np
 from envmgr.errors import ConfigError, UnknownEnvError
 from envmgr.spaces.agents import random_action
 from envmgr.spaces.reading import Unreadable, read_dict, read_list, short_text
+from envmgr.texts import counted
 
 
 class Seeds(NamedTuple):
@@ -66,8 +67,8 @@ def seeds_by_env(
         )
     if len(seeds) != env_num:
         raise ConfigError(
-            f"seed has {len(seeds)} entries for {env_num} envs; give one for each, one integer for "
-            "all, or a mapping by env_id"
+            f"seed has {len(seeds)} entries for {counted(env_num, 'env')}; give one for each, one "
+            "integer for all, or a mapping by env_id"
         )
     return {i: _checked_or_none(s, f"seed[{i}]") for i, s in enumerate(seeds)}
 

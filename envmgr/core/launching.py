@@ -19,7 +19,7 @@ from envmgr.errors import EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.proc import resident_bytes
 from envmgr.seeding import Seeds
-from envmgr.texts import env_ids_text
+from envmgr.texts import counted, env_ids_text
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import Op
 
@@ -241,7 +241,8 @@ def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:
     left = sum(map(len, list(causes)[_MOST_CAUSES:]))
     more = f"\n- and {left} more, in the `failures` of this error" * (left > 0)
     error = LaunchError(
-        f"{len(failures)} of {env_num} envs could not be launched; everything is closed again:\n"
+        f"{len(failures)} of {counted(env_num, 'env')} could not be launched; everything is closed "
+        f"again:\n"
         f"{texts}{more}",
         failures,
     )

@@ -13,7 +13,7 @@ from envmgr.errors import UnreadableRunError
 from envmgr.lifecycle import EnvState
 from envmgr.observing.status_boards import boards_of
 from envmgr.proc import resident_bytes
-from envmgr.texts import seconds_text
+from envmgr.texts import counted, seconds_text
 from envmgr.untrusted import plain_line
 from envmgr.wire.board import COUNTERS, Activity, Board
 from envmgr.wire.latencies import counts_of, quantiles
@@ -114,8 +114,8 @@ class Top:
         passed_s = looked_s - before_s
         if passed_s > 0.0 or before is board:
             self._before[key] = (looked_s, board)
-        counted = dict(zip(COUNTERS, board.counters.tolist(), strict=True))
-        done = counted["timesteps"] - int(before.counters[COUNTERS.index("timesteps")])
+        totals = dict(zip(COUNTERS, board.counters.tolist(), strict=True))
+        done = totals["timesteps"] - int(before.counters[COUNTERS.index("timesteps")])
         rate = f"{done / passed_s:,.0f}" if passed_s > 0.0 else "-"
         states = [
             f"{count} {state.name}"
@@ -123,9 +123,10 @@ class Top:
             if (count := int((board.states[:n] == state).sum()))
         ]
         head = (
-            f"{plain_line(plan.kind)}, {n} envs ({', '.join(states)}), {rate} steps/s, "
-            f"{counted['timesteps']:,} steps, {counted['episodes']:,} episodes, "
-            f"{counted['failures']:,} failures; {seconds_text(now - looked_s)} ago"
+            f"{plain_line(plan.kind)}, {counted(n, 'env')} ({', '.join(states)}), "
+            f"{rate} steps/s, {counted(totals['timesteps'], 'step')}, "
+            f"{counted(totals['episodes'], 'episode')}, "
+            f"{counted(totals['failures'], 'failure')}; {seconds_text(now - looked_s)} ago"
         )
         if not plan.latencies:
             head += "\nset manager.metrics: {} in the config to see times and rates of each env"

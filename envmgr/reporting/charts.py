@@ -26,6 +26,9 @@ _MOST_LABELS = 10
 _OF_FAILURES = 6
 """The colour of their dots."""
 
+_MARGIN = 20
+"""Of the height of lines, such a part is left free above and below them."""
+
 Points = Sequence[tuple[float, float | None]]
 
 _NOT_DRAWN = (ArithmeticError, ValueError, IndexError, TypeError)
@@ -52,16 +55,22 @@ def lines(
     thin = {"show_dots": False, "stroke_style": {"width": 1, "dasharray": "4, 3"}}
     options: dict[str, Any] = {name: thin if name in aside else {} for name in series}
     how: dict[str, Any] = {"x_title": "seconds", "y_title": unit}
-    heights = {y for points in series.values() for _, y in points if y is not None}
-    if len(heights) == 1:  # in the middle, not on the border
-        (height,) = heights
-        how["range"] = (height - (abs(height) or 1.0), height + (abs(height) or 1.0))
+    heights = [y for points in series.values() for _, y in points if y is not None]
+    if heights:
+        bottom, _ = how["range"] = _with_margin(min(heights), max(heights))
     if failures and heights:
-        bottom = how["range"][0] if "range" in how else min(heights)
         how["colours"] = [*range(sum(map(bool, series.values()))), _OF_FAILURES]
         series = {**series, "failures": [(at, bottom) for at in failures]}
         options["failures"] = {"stroke": False, "dots_size": 4}
     return _chart("XY", title, series.items(), options, **how)
+
+
+def _with_margin(lowest: float, highest: float) -> tuple[float, float]:
+    """Return what a chart shows: a line that does not change lies within it, not on its border."""
+    with contextlib.suppress(*_NOT_DRAWN):
+        margin = (highest - lowest) / _MARGIN or abs(highest) or 1.0
+        return (lowest - margin, highest + margin)
+    return (lowest, highest)  # what cannot be drawn is said below
 
 
 def times(title: str, series: Mapping[str, Sequence[tuple[int, float | None]]], *, x: str) -> Html:

@@ -10,7 +10,7 @@ from envmgr.reporting.charts import lines, shares, times
 from envmgr.reporting.figures import MATTERS_S, OF_IT_QUEUED, STRAGGLES
 from envmgr.reporting.markup import Html, Part, escaped, folded, table, tag
 from envmgr.reporting.pictures import Picture
-from envmgr.texts import how_often, number, short_time
+from envmgr.texts import counted, how_often, number, short_time
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 """Nothing is loaded, and no script runs, whatever is in the texts that envs have written."""
@@ -65,8 +65,8 @@ def _head(figures: Mapping[str, Any]) -> Html:
     workers = about.get("num_workers")
     versions = ", ".join(f"{name} {v}" for name, v in about.get("versions", {}).items())
     said = [
-        f"{number(about.get('env_num'))} envs of {about.get('env')} on {about.get('manager')}",
-        f"{number(workers)} worker{'' if workers == 1 else 's'}",
+        f"{_counted(about.get('env_num'), 'env')} of {about.get('env')} on {about.get('manager')}",
+        _counted(workers, "worker"),
         f"policy {about.get('policy')}, seed {about.get('seed')}",
         f"begun {about.get('began_at')}",
         *_resumed(about.get("resumed", ())),
@@ -74,6 +74,11 @@ def _head(figures: Mapping[str, Any]) -> Html:
     ]
     known = "; ".join(said) if about.get("manager") else ""
     return tag("header", tag("h1", figures["run"]), tag("p", known, class_="dim"))
+
+
+def _counted(n: Any, noun: str) -> str:
+    """Return a number of things that a summary says, or may not say."""
+    return counted(n, noun) if isinstance(n, int) else f"{number(n)} {noun}s"
 
 
 def _resumed(resumed: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -233,7 +238,9 @@ def _env_table(figures: Mapping[str, Any]) -> Html:
         for env in figures["envs"]
     ]
     left_out = figures["envs_left_out"]
-    title = f"{len(rows)} envs, the slowest first" + (f"; {left_out} more" if left_out else "")
+    title = f"{counted(len(rows), 'env')}, the slowest first" + (
+        f"; {left_out} more" if left_out else ""
+    )
     return folded(title, table(header, rows))
 
 
@@ -241,7 +248,7 @@ def _failures(failures: Mapping[str, Any]) -> list[Html]:
     if not failures["count"] and not failures["shown"]:
         return [tag("p", "None.")]
     kinds = ", ".join(f"{kind} x {n}" for kind, n in failures["by_kind"].items())
-    found = [tag("p", f"{number(failures['count'])} failures" + (f": {kinds}" if kinds else ""))]
+    found = [tag("p", _counted(failures["count"], "failure") + (f": {kinds}" if kinds else ""))]
     for one in failures["shown"]:
         when = "" if one["elapsed_s"] is None else f"{number(one['elapsed_s'])} s: "
         first = one["text"].partition("\n")[0][:200]

@@ -11,8 +11,9 @@ from envmgr.env.async_env import as_blocking
 from envmgr.errors import EnvManagerError, NothingReadyError
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import ManagerLoop
-from envmgr.registry import create_env_manager
+from envmgr.shortcuts import create_env_manager
 from envmgr.spaces import AgentSpace, has_samples
+from envmgr.spaces.legal import has_mask
 from envmgr.tuning.settings import Setting
 from envmgr.types import EnvFactory
 from envmgr.worker.profiling import Profile, profile_env
@@ -111,7 +112,7 @@ def stepped_for(step: Callable[[], int], seconds: float) -> float:
 def drawn_before(manager: EnvManager) -> Act:
     """Return a policy that takes random actions which were drawn before, where that can be done."""
     space = manager.action_space
-    if not is_plain(space):  # what actions there are only the envs know
+    if not is_plain(space) or has_mask(manager.observation_space):  # only the envs know which
         return lambda obs: manager.random_action()
     actions = itertools.cycle([space.sample() for _ in range(_ACTIONS)])
     return lambda obs: {i: next(actions) for i in obs}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envmgr.spaces.legal import MASK, has_mask
 from envmgr.tuning.loops import DingLoop, GymnasiumLoop, Loop, Sb3Loop, TianshouLoop
 from envmgr.types import EnvFactory
 
@@ -70,7 +71,7 @@ def loop_of(peer: Peer, factory: EnvFactory, env_num: int) -> Loop:
     """Return a peer's loop over envs; imports the library.
 
     Raises:
-        TypeError: the env is none of gymnasium's.
+        TypeError: the env is none of gymnasium's, or says in each observation what is legal.
         Exception: whatever the library or the env raises.
     """
     actions = _batches_of(factory, env_num)
@@ -91,6 +92,12 @@ def _batches_of(factory: EnvFactory, env_num: int) -> Iterator[Any]:
     env = factory()
     if not isinstance(env, gymnasium.Env):
         raise TypeError(f"it takes envs of gymnasium, and this is a {type(env).__name__}")
+    if has_mask(env.observation_space):
+        env.close()
+        raise TypeError(
+            "its actions are drawn before the clock runs, and this env says in each observation "
+            f"({MASK}) which are legal"
+        )
     try:
         space = env.action_space
         space.seed(7)

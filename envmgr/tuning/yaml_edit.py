@@ -68,7 +68,8 @@ def _with_value(text: str, path: _Path, value: Any, note: str) -> str:
         if parent is None or parent.flow_style or key_node is None or node.value:
             raise KeyError(path)
         indent = key_node.start_mark.column + 2
-        return _inserted(text, node.end_mark.line, indent, path[depth:], value, note)
+        line = node.end_mark.line
+        return _inserted(text, line, line, indent, path[depth:], value, note)
     if node.flow_style:
         end = text.rindex("}", 0, node.end_mark.index)
         comma = ", " if node.value else ""
@@ -79,7 +80,8 @@ def _with_value(text: str, path: _Path, value: Any, note: str) -> str:
     while line - 1 > last_key.start_mark.line and lines[line - 1].partition("#")[0].strip() == "":
         line -= 1  # what stands before the next section belongs to that
     indent = node.value[0][0].start_mark.column
-    return _inserted(text, line - 1, indent, path[depth:], value, note)
+    first = 0 if key_node is None else key_node.start_mark.line
+    return _inserted(text, first, line - 1, indent, path[depth:], value, note)
 
 
 def _replaced(text: str, node: yaml.Node, value: Any, note: str) -> str:
@@ -93,18 +95,23 @@ def _replaced(text: str, node: yaml.Node, value: Any, note: str) -> str:
     return f"{text[:begin]}{_scalar(value)}{rest}{newline}{more}"
 
 
-def _inserted(text: str, line: int, indent: int, path: _Path, value: Any, note: str) -> str:
-    """Return the text with lines for a path behind a line."""
+def _inserted(
+    text: str, first: int, last: int, indent: int, path: _Path, value: Any, note: str
+) -> str:
+    """Return the text with lines for a path in a mapping: behind its last line, if not elsewhere.
+
+    Where the key stands as a comment, in the mapping or behind it, it takes that line's place.
+    """
     lines = text.split("\n")
     new = [f"{' ' * (indent + 2 * k)}{part}:" for k, part in enumerate(path)]
     new[-1] += f" {_scalar(value)}" + (f"  # {note}" if note else "")
-    is_key = re.compile(rf" {{{indent}}}# ?{re.escape(path[0])}:( |$)").match
-    for at in range(line + 1, len(lines)):
-        if lines[at].strip() and not lines[at].startswith(f"{' ' * indent}#"):
+    is_key = re.compile(rf" {{{indent}}}# *{re.escape(path[0])}:( |$)").match
+    for at in range(first, len(lines)):
+        if at > last and lines[at].strip() and not lines[at].startswith(f"{' ' * indent}#"):
             break  # the comments behind the last key end here
-        if is_key(lines[at]):  # where it stood commented out
+        if is_key(lines[at]):
             return "\n".join([*lines[:at], *new, *lines[at + 1 :]])
-    return "\n".join([*lines[: line + 1], *new, *lines[line + 1 :]])
+    return "\n".join([*lines[: last + 1], *new, *lines[last + 1 :]])
 
 
 def _flow(path: _Path, value: Any) -> str:

@@ -396,7 +396,7 @@ def test_ready_obs_says_when_no_env_can_ever_become_ready(world: World, setup: S
     manager = world.make(setup, 1, max_failures=0)
     ready_all(manager)
     assert step_all(manager, {0: Do.RAISE})[0].info["abnormal"]
-    with pytest.raises(Exception, match="failed 1 times"):
+    with pytest.raises(Exception, match="failed 1 time"):
         _ = manager.ready_obs
     with Raises(NothingReadyError, "[0]", "reset", "failed"):
         _ = manager.ready_obs

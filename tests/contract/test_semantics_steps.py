@@ -404,7 +404,7 @@ def test_a_call_naming_an_env_in_error_is_refused_whole(world: World, setup: Set
     manager = world.make(setup, 2, max_failures=0)
     ready_all(manager)
     step_all(manager, {0: Do.RAISE})
-    with pytest.raises(Exception, match="failed 1 times"):
+    with pytest.raises(Exception, match="failed 1 time"):
         _ = manager.ready_obs
     refused_whole(world, manager, {1: 1, 0: 1}, EnvNotReadyError, "env 0", "ERROR", "reset")
     assert [*manager.ready_obs] == [1]

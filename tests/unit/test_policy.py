@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from envmgr.errors import EnvCrash, EnvFailure
 from envmgr.policy import Deadlines, FailureBudget, FailurePolicy, GatherPolicy
+from envmgr.texts import counted
 
 INF = math.inf
 
@@ -147,7 +148,8 @@ def test_the_limit_of_all_envs_can_be_given(limit: int) -> None:
     exceeded = [budget.charge(i % 4, failure(), 0.0) for i in range(limit + 1)]
     assert exceeded[:-1] == [None] * limit
     assert exceeded[-1] == (
-        f"all envs together failed {limit + 1} times within 60 s (max_failures_total is {limit})"
+        f"all envs together failed {counted(limit + 1, 'time')} within 60 s "
+        f"(max_failures_total is {limit})"
     )
 
 
@@ -273,7 +275,7 @@ def test_the_clause_says_what_does_not_count() -> None:
 def test_where_no_failure_is_allowed_steps_make_up_for_none() -> None:
     budget = FailureBudget(FailurePolicy(max_failures=0), env_num=1)
     assert budget.charge(0, failure(), 0.0, steps=10**6) == (
-        "env 0 failed 1 times within 60 s (max_failures is 0)"
+        "env 0 failed 1 time within 60 s (max_failures is 0)"
     )
     budget = FailureBudget(FailurePolicy(max_failures_total=0), env_num=1)
     assert budget.charge(0, failure(), 0.0, steps=10**6, steps_of_all=10**6) is not None

@@ -541,6 +541,14 @@ def test_what_stays_the_same_is_in_the_middle(value: float) -> None:
     assert float(height) / float(of) == pytest.approx(0.5)
 
 
+def test_of_several_lines_none_is_on_the_border() -> None:
+    drawn = str(lines("Envs", "n", {"a": [(0.0, 8), (1.0, 8)], "b": [(0.0, 2), (1.0, 2)]}))
+    heights = re.findall(r'<path d="M[\d.]+ ([\d.]+) L[^"]*" class="line reactive', drawn)
+    of = float(re.findall(r'<rect[^>]*height="([\d.]+)" class="background"', drawn)[-1])
+    assert len(heights) == 2
+    assert all(0.03 * of < float(height) < 0.97 * of for height in heights)
+
+
 class TestWhatOthersPutThere:
     """A folder of somebody else's, who would have the reader's own files in the page."""
 

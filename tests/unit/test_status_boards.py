@@ -97,7 +97,7 @@ def test_texts_of_other_processes_do_not_command_the_terminal(
     assert text.count(shown) == 5
     assert text.startswith(rf"process 1: python {shown}\nprocess 1: nothing")
     table = Top().text([board], 51.0)
-    assert rf"{shown}\nkind, 1 envs" in table
+    assert rf"{shown}\nkind, 1 env " in table
     for one in (text, table):
         assert all(letter == "\n" or letter.isprintable() for letter in one)
     assert plain("a\tb\nc é") == "a\tb\nc é"

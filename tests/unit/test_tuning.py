@@ -292,6 +292,16 @@ def test_a_key_that_is_there_as_a_comment_is_put_in_its_place() -> None:
     )
 
 
+@pytest.mark.parametrize("comment", ["# wait_num: 4", "#  wait_num: 4  # some", "#wait_num:"])
+def test_wherever_in_its_section_a_key_stands_as_a_comment(comment: str) -> None:
+    for text in (
+        f"manager:\n  {comment}\n  type: base\n",
+        f"# manager\nmanager:\n  type: base\n  {comment}\n  env_num: 3\n",
+    ):
+        found = edited(text, {("manager", "wait_num"): 2}, {})
+        assert found == text.replace(comment, "wait_num: 2")
+
+
 def test_comments_stay_where_they_are() -> None:
     changes = {("manager", "type"): "async_subprocess", ("manager", "num_workers"): 2}
     found = edited(TEXT, changes, {("manager", "num_workers"): "tuned"})
