@@ -70,7 +70,7 @@ _VIEWS = ("hosts1-ring", "hosts1-until-send", "hosts2-ring", "hosts2-until-send"
 _IMAGES = {
     1: ("subprocess", "hosts1-arrays", "hosts1-until-send", *_IN_PROCESS, *_FEWER_PEERS),
     8: ("subprocess", "subprocess-ring", "hosts1-arrays", *_VIEWS, *_IN_PROCESS, *_PEERS),
-    16: ("subprocess-ring", "hosts2-arrays", *_VIEWS, *_PEERS),
+    16: ("subprocess-ring", "hosts2-arrays", *_VIEWS, *_IN_PROCESS, *_PEERS),
     64: ("subprocess", "hosts2-dict", "hosts2-arrays", *_VIEWS, *_IN_PROCESS, *_PEERS),
     256: ("hosts2-arrays", "hosts2-ring", "hosts2-until-send", *_FEWER_PEERS),
 }
@@ -304,7 +304,7 @@ _CASES = (
         "halfcheetah",
         "MuJoCo HalfCheetah-v5",
         "halfcheetah",
-        {8: (*_USED, "again", "bare-2")},
+        {8: (*_USED, "again", "base-pure", "bare-2")},
         (8,),
         stretch=2.0,
     ),

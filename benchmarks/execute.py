@@ -16,6 +16,8 @@ from spec import Spec
 
 MEASURE = Path(__file__).resolve().parent / "measure.py"
 LIMIT_S = 90.0
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_PURE = {"ENVMGR_PURE": "1"}
 _LEAST_TRAINED_PER_S = 20.0
 _MAX_CHARACTERS = 300
 
@@ -40,7 +42,7 @@ def take(spec: Spec, python: str) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
             text=True,
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, **_ONE_THREAD, **(_PURE if spec.options.get("pure") else {})},
             start_new_session=True,
         )
         try:

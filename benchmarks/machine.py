@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,42 @@ def describe() -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
     }
+
+
+class Watch:
+    """How much of the machine others have taken since it was made: what was measured says so."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._own, self._all, self._host = _own_cpu_s(), *_cpu_s()
+
+    def taken(self) -> dict[str, float]:
+        """Return shares of all cores: those of `others`, and of the other guests of the `host`.
+
+        Others are processes beside this one and those that it has started. Both are 0 where there
+        is no /proc/stat.
+        """
+        capacity = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        everything, host = _cpu_s()
+        others = everything - self._all - (_own_cpu_s() - self._own)
+        shares = {"others": others / capacity, "host": (host - self._host) / capacity}
+        return {name: round(max(share, 0.0), 3) for name, share in shares.items()}
+
+
+def _own_cpu_s() -> float:
+    """Return the CPU time of this process and of all that it has waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _cpu_s() -> tuple[float, float]:
+    """Return the CPU time of all processes, and what the host gave to its other guests."""
+    path = Path("/proc/stat")
+    if not path.exists():
+        return 0.0, 0.0
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, path.read_text().split()[1:11])
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) / ticks, steal / ticks
 
 
 def library_versions(library: str, python: str) -> dict[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import tables
 from cases import CASES, REFERENCE
@@ -28,6 +29,12 @@ def write(results: Results, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULTS).write_text(json.dumps(results.to_dict(), indent=1) + "\n")
     (folder / PAGE).write_text(page(results, _draw(results, folder)))
+
+
+def read(folder: Path) -> Results:
+    """Return what a run has written into a folder; nothing, if none has."""
+    path = folder / RESULTS
+    return Results.from_dict(json.loads(path.read_text())) if path.exists() else Results()
 
 
 def _draw(results: Results, folder: Path) -> list[Path]:
@@ -85,9 +92,11 @@ def page(results: Results, plots: list[Path]) -> str:
         parts += [f"## {title}", text, tables.markdown(table).rstrip()]
     for case in results.cases():
         parts += [f"## {CASES[case].title}", *_about(case)]
-        parts.append(tables.markdown(tables.case_table(results, case)).rstrip())
+        both = [tables.case_table(results, case)]
         if tables.has_cpu(case):
-            parts.append(tables.markdown(tables.cpu_table(results, case)).rstrip())
+            # What others take of the machine lowers rates, and hardly what a step takes of it.
+            both.insert(0 if results.was_busy else 1, tables.cpu_table(results, case))
+        parts += [tables.markdown(table).rstrip() for table in both]
     if results.left_out or results.peers_missing:
         parts += ["## Left out", tables.markdown(tables.left_out_table(results)).rstrip()]
     if plots:
@@ -143,17 +152,27 @@ def _machine(results: Results) -> str:
             f"{machine.get('ram_gib')} GiB of memory",
             f"- {machine.get('kernel')}, {machine.get('python')}",
             f"- {versions}",
-            f"- {settings.get('date')}; rounds: {settings.get('rounds')}; seconds per measurement: "
-            f"{settings.get('seconds')}, more with envs that take long; env steps of a training: "
-            f"{settings.get('train_steps', 0)}",
+            f"- seconds per measurement: {settings.get('seconds')}, more with envs that take long; "
+            f"env steps of a training: {settings.get('train_steps', 0)}",
+            *map(_run_text, results.runs),
         )
     )
+
+
+def _run_text(run: Mapping[str, Any]) -> str:
+    taken, others = run.get("taken"), "what others took of the machine was not recorded"
+    if taken is not None:
+        others = (
+            f"other processes took {taken['others']:.0%} of the cores, other guests of the host "
+            f"{taken['host']:.0%}"
+        )
+    return f"- {run['date']}; rounds: {run['rounds']}; {others}: {', '.join(run['cases'])}"
 
 
 def main() -> None:
     """Write a report anew."""
     folder = Path(sys.argv[1])
-    write(Results.from_dict(json.loads((folder / RESULTS).read_text())), folder)
+    write(read(folder), folder)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,6 +13,9 @@ from rows import BARE, IDEAL, OWN, ROWS
 STEPS_PER_S = "steps_per_s"
 CPU_US = ("trainer_us", "workers_us")
 _IDEAL_ROW = "plain-2"
+
+BUSY = 0.1
+"""Of all cores: if others take more, CPU per step stands before rates."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Results:
         peers_missing: library -> why it is not installed.
         sleep_ideals: case -> env steps per second of one env that only sleeps.
         machine: where, see `machine.describe`.
-        settings: how.
+        settings: how; `runs` are the runs that have measured all this, one after the other.
     """
 
     measurements: list[Measurement] = field(default_factory=list)
@@ -45,6 +48,23 @@ class Results:
     sleep_ideals: dict[str, float] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def drop(self, items: Collection[Item]) -> None:
+        """Forget what was measured of items, and why they were left out."""
+        places = {_place(item) for item in items}
+        self.measurements = [m for m in self.measurements if _place(m) not in places]
+        self.left_out = {where: why for where, why in self.left_out.items() if where not in places}
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs that have measured all this: `date`, `rounds`, `cases`, what others `taken`."""
+        runs: list[dict[str, Any]] = self.settings.setdefault("runs", [])
+        return runs
+
+    @property
+    def was_busy(self) -> bool:
+        """Whether others took so much of the machine that rates say little."""
+        return any(sum(run.get("taken", {}).values()) > BUSY for run in self.runs)
 
     def add(self, item: Item, round_: int, figures: dict[str, float]) -> None:
         """Keep the figures of an item."""
@@ -157,7 +177,7 @@ class Results:
         return cls(**{**content, "measurements": measurements})
 
 
-def _place(item: Item) -> str:
+def _place(item: Item | Measurement) -> str:
     return f"{item.case} n={item.env_num} {item.row}"
 
 

@@ -33,12 +33,18 @@ class Row:
 
 
 def _own(
-    key: str, label: str, form: str, pipelined: bool = False, no_gil: bool = False, **cfg: Any
+    key: str,
+    label: str,
+    form: str,
+    pipelined: bool = False,
+    no_gil: bool = False,
+    pure: bool = False,
+    **cfg: Any,
 ) -> Row:
     cfg.setdefault("type", "subprocess")
     if form == "arrays" or pipelined:
         cfg["reset_inplace"] = True
-    options = {"form": form, "pipelined": pipelined, "no_gil": no_gil, "cfg": cfg}
+    options = {"form": form, "pipelined": pipelined, "no_gil": no_gil, "pure": pure, "cfg": cfg}
     return Row(key, OWN, f"envmgr, {label}", options)
 
 
@@ -67,6 +73,13 @@ _ROWS = (
     _bare("bare-2-own", "2 processes, each on its own", 2, together=False),
     _own("base", "`base` (in the trainer's process), dict", "dict", type="base"),
     _own("base-arrays", "`base` (in the trainer's process), arrays", "arrays", type="base"),
+    _own(
+        "base-pure",
+        "`base` (in the trainer's process), arrays, without C",
+        "arrays",
+        pure=True,
+        type="base",
+    ),
     _own(
         "base-until-send",
         "`base` (in the trainer's process), arrays, views until the next send",

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import machine
 import report
@@ -48,6 +49,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--train-steps", type=int, help="env steps of a training")
     parser.add_argument("--quick", action="store_true", help="fewer numbers of envs, one round")
     parser.add_argument("--out", type=Path, help="folder for the report; without it, none")
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="to what the folder has of other cases and rows: a whole run in parts",
+    )
     parser.add_argument(
         "--ding-python",
         default=machine.default_python("ding"),
@@ -117,20 +123,21 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
     if options.targets:
         wanted = frozenset(targets.items())
         items = [item for item in items if item in wanted]
+    results.drop(items)
     loops = busy_loops()
-    results.settings = {
-        "date": datetime.date.today().isoformat(),
-        "seconds": options.seconds,
-        "train_steps": options.train_steps,
-        "busy_loops": loops,
-    }
+    run: dict[str, Any] = {"date": datetime.date.today().isoformat()}
+    run["cases"] = list(dict.fromkeys(item.case for item in items))
+    results.settings.update(
+        seconds=options.seconds, train_steps=options.train_steps, busy_loops=loops
+    )
+    results.runs.append(run)
     for case in dict.fromkeys(item.case for item in items):
         if case in SLEEP_IDEALS:
             results.sleep_ideals[case] = SLEEP_IDEALS[case]()
     print(f"{len(items)} measurements in each of {options.rounds} rounds", flush=True)
-    began = time.monotonic()
+    began, watch = time.monotonic(), machine.Watch()
     for round_ in range(1, options.rounds + 1):
-        results.settings["rounds"] = f"{round_ - 1} and a part of another"  # if it is interrupted
+        run["rounds"] = f"{round_ - 1} and a part of another"  # if it is interrupted
         # What changes with time comes to those first and to those last alike.
         for number, item in enumerate(items if round_ % 2 else reversed(items), 1):
             most_rounds = CASES[item.case].most_rounds
@@ -144,7 +151,8 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
                 f"n={item.env_num:<3}  {ROWS[item.row].label}: {outcome}",
                 flush=True,
             )
-    results.settings["rounds"] = options.rounds
+            run["taken"] = watch.taken()
+    run["rounds"] = options.rounds
 
 
 def _spec(item: Item, options: argparse.Namespace, loops: int) -> Spec:
@@ -181,6 +189,8 @@ def main() -> None:
     """Run the benchmarks; Ctrl-C ends them and keeps what was measured."""
     options = parse()
     results = Results()
+    if options.add:
+        results = report.read(options.out)
     try:
         measure_all(options, results)
     except KeyboardInterrupt:

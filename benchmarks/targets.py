@@ -196,6 +196,7 @@ def _auto(case: str, n: int) -> Target:
 _WITH_AND_WITHOUT = ("null-floats", "null")
 _WORKERS = ["hosts1-arrays", "hosts2-arrays", "hosts4-arrays", "each-arrays"]
 _RING = ["hosts1-ring", "hosts2-ring"]
+_IN_LINE = ["base-until-send"]
 _UNTIL_SEND = ["hosts1-until-send", "hosts2-until-send"]
 _ON_TWO_HOSTS = [
     "hosts2-dict",
@@ -225,7 +226,7 @@ TARGETS = (
     _infos(64, "hosts2-arrays", 1.2),
     _infos(64, "as-gymnasium", 1.3),
     _cpu_above("halfcheetah", 8, "base-arrays", "gymnasium-sync", 0.0),
-    _cpu_above("halfcheetah", 8, "base-arrays", "plain-all", 30.0),
+    _cpu_above("halfcheetah", 8, "base-pure", "plain-all", 30.0),
     _trainer("halfcheetah", 8, "as-gymnasium", 15.0),
     _workers("halfcheetah", 8, "as-gymnasium", 12.0),
     _trainer("minigrid", 8, "as-gymnasium", 40.0),
@@ -260,11 +261,13 @@ TARGETS = (
     _share("busy", 64, _ON_TWO_HOSTS, 97),
     _fastest_times("image", 64, _UNTIL_SEND, "views until the next send", _NOCOPY, 15),
     _fastest_times("image", 64, _RING, "two-step views", _NOCOPY, 15),
-    _fastest_times("image", 64, _UNTIL_SEND, "views until the next send", "pufferlib-1", 1.0),
+    *(
+        _fastest_times(case, n, rows, "views until the next send", other, 1.0)
+        for case, n in (("image", 64), ("frame", 16), ("frame", 64))
+        for rows, other in ((_UNTIL_SEND, "pufferlib-1"), (_IN_LINE, "pufferlib-serial"))
+    ),
     _fastest_times("frame", 16, _UNTIL_SEND, "views until the next send", _NOCOPY, 8),
     _fastest_times("frame", 16, _RING, "two-step views", _NOCOPY, 8),
-    _fastest_times("frame", 16, _UNTIL_SEND, "views until the next send", "pufferlib-1", 1.0),
-    _fastest_times("frame", 64, _UNTIL_SEND, "views until the next send", "pufferlib-1", 1.0),
     _share("uneven", 16, ["async-1"], 95),
     _share("uneven", 64, ["async-1"], 90),
     Target(
@@ -311,6 +314,10 @@ class _Asked(Results):
         return {1: 1.0}
 
 
+_REPORTED = (Item("null", 1, "pufferlib-serial"),)
+"""What stands beside a target, and has none."""
+
+
 def items() -> list[Item]:
     """Return what has to be measured for the targets and for the tables beside them."""
     asked = _Asked()
@@ -324,7 +331,7 @@ def items() -> list[Item]:
         if ROWS[row].again
     ]
     doors = [Item("null", n, row) for n in DOORS_N for row in (*DOORS, BELOW_DOORS)]
-    wanted = [*asked.items, *again, *doors]
+    wanted = [*asked.items, *again, *doors, *_REPORTED]
     bounds = [
         Item(item.case, item.env_num, BOUNDS[item.case, item.row])
         for item in wanted
