@@ -75,7 +75,7 @@ test-pure: $(VENV)/.test-$(V2)  ## run unit and property tests, and interrupts, 
 	@echo "==> running unit and property tests, and interrupts, with ENVMGR_PURE=1"
 	@ENVMGR_PURE=1 PYTHONDONTWRITEBYTECODE= ENVMGR_TEST_V2=no $(VENV)/bin/python -m pytest \
 	  --numprocesses $(JOBS) --dist load --maxschedchunk 10 \
-	  tests/unit tests/property tests/faults/test_f25_interrupts.py $(ARGS)
+	  tests/unit tests/property tests/faults/test_f25_interrupts.py tests/faults/test_f25_adapters.py $(ARGS)
 
 asan: $(VENV)/.test-$(V2)  ## run the tests of envmgr/_hot.c under sanitizers of addresses and undefined behaviour
 	@echo "==> envmgr/_hot.c under sanitizers"

@@ -208,6 +208,12 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed) == sorted(docs | of_the_repository)
 
 
+def test_the_readme_is_short_and_begins_with_code() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert "```python" in lines[:40]
+
+
 COME_WITH = (
     "crash",
     "hang",
