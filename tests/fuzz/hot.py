@@ -91,6 +91,8 @@ class Different(AssertionError):
 
 def plain(value: Any) -> Any:
     """Return what a value is, types included, so that equal ones are equal."""
+    if type(value) is weakref.ProxyType:  # whose object is gone: whatever is asked of it raises
+        return weakref.ProxyType
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return type(value), value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.generic):
