@@ -334,7 +334,7 @@ def test_f01_killed_again_and_again(world: World, setup: Setup) -> None:
     assert stats["renewals"] == stats["failures"] == 6
 
 
-@over(DEFAULT)
+@over(DEFAULT, ALL_MESSAGE)
 def test_f01_a_killed_worker_server_costs_its_workers_only(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
     ready_all(manager)
@@ -344,6 +344,9 @@ def test_f01_a_killed_worker_server_costs_its_workers_only(world: World, setup: 
     assert manager.ready_env == [0, 1]
     timesteps = step_all(manager, {0: 1, 1: 1})
     assert all(isinstance(t.info["error"], EnvCrash) for t in timesteps.values())
+    how = ": killed by SIGKILL" if setup.context == "fork" else ""
+    for timestep in timesteps.values():
+        assert f"the worker server ended{how}" in str(timestep.info["error"])
     assert [seen(obs).build for obs in ready_all(manager).values()] == [1, 1]
     assert [seen(t.obs).step for t in step_all(manager, {0: 1, 1: 1}).values()] == [1, 1]
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from envmgr.texts import exit_text
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import close_all, forget_fd, keep_from_children, pipe_pairs
 from envmgr.transport.process import server, template_servers
@@ -31,7 +32,7 @@ from envmgr.worker import process as worker
 
 _SERVER_PATIENCE_S = 5.0
 _CLOSE_S = 0.5
-_KILLED_S = 0.2
+_KILLED_S = _ENDED_S = 0.2
 _BOOTSTRAP = (
     # Not from the working directory, which `-c` puts first: a json.py may lie there.
     "import sys; sys.path[:] = filter(None, sys.path); import json; "
@@ -246,7 +247,7 @@ class ServerSpawner(Spawner):
     def _on_end(self, link: ServerLink) -> None:
         """Note that a server is gone; with the first one, all are."""
         if link.parent is None:
-            self._drop_server()
+            self._drop_server(self._how_it_ended())
             return
         self._close_link(link)
         self._preloading.on_end(link)
@@ -276,13 +277,27 @@ class ServerSpawner(Spawner):
             self._left.add(host_id)
             self._tell(server.GIVE_UP, host_id, 0)
 
-    def _drop_server(self) -> None:
-        """Let the kernel kill the workers of servers that are gone or do not answer."""
+    def _how_it_ended(self) -> str:
+        """Return how the server has ended; known of those that are forks of this process."""
+        if self._process is None:
+            return ""
+        try:
+            status = self._process.wait(_ENDED_S)
+        except subprocess.TimeoutExpired:  # it has closed its connection, and no more
+            return ""
+        return f": {exit_text(status)}" if status else ""
+
+    def _drop_server(self, how: str = "") -> None:
+        """Let the kernel kill the workers of servers that are gone or do not answer.
+
+        Args:
+            how: they have ended, as text.
+        """
         links = list(self._links)
         for link in links:  # in order: nothing is begun any more in the first one
             while link.parent is not None and link.is_open and self._read_one(link):
                 pass  # what it said before: which module took the servers with it
-            self._close_link(link)
+            self._close_link(link, how)
         for link in links:
             self._preloading.on_end(link)
         if self._process is not None:
@@ -295,10 +310,10 @@ class ServerSpawner(Spawner):
                 self._leave_template(distrusted=True)
             process.forget()
 
-    def _close_link(self, link: ServerLink) -> None:
+    def _close_link(self, link: ServerLink, how: str = "") -> None:
         """Close the connection to a server, which ends then, and its workers with it."""
         for host_id in list(link.hosts):
-            self._on_death(host_id, HostDied(None, "the worker server ended"))
+            self._on_death(host_id, HostDied(None, f"the worker server ended{how}"))
         if link in self._links:
             self._unwatch(link)
             link.close()
