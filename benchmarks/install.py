@@ -126,7 +126,7 @@ PEERS: dict[str, Callable[[Path], None]] = {
         for name, packages in GAMES.items()
     },
 }
-# Each in an environment of its own.
+# Each in an environment of its own: DI-engine needs numpy below 2, RLlib one certain gymnasium.
 ALONE: dict[str, Callable[[Path], None]] = {"ding": install_ding, "rllib": install_rllib}
 
 

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from install import ALONE
+
 # library -> (module to import, distribution on PyPI)
 PACKAGES = {
     "envmgr": ("envmgr", "rl-env-manager"),
@@ -25,8 +27,6 @@ PACKAGES = {
     "ale": ("ale_py", "ale-py"),
     "envpool": ("envpool", "envpool"),
 }
-# With an environment of their own: DI-engine needs numpy below 2, RLlib one certain gymnasium.
-ALONE = ("ding", "rllib")
 _ASK = """
 import importlib.metadata as m, importlib.util as u, json, sys
 module, names = sys.argv[1], sys.argv[2:]

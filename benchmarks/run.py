@@ -60,6 +60,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="interpreter that has DI-engine, which needs numpy below 2",
     )
     options = parser.parse_args(arguments)
+    if options.add and options.out is None:
+        parser.error("--add needs --out, the folder of what is added to")
     try:
         named = _known([*options.case, *_split(options.cases)], [*CASES, *GROUPS])
         options.cases = _cases_of(named) or list(CASES)
@@ -109,6 +111,7 @@ def pythons(options: argparse.Namespace, results: Results) -> dict[str, str]:
         found[library] = python
         versions[distribution] = there[distribution]
         versions["numpy for DI-engine" if library == "ding" else "numpy"] = there["numpy"]
+    versions = {**results.machine.get("versions", {}), **versions}  # of what was there, too
     results.machine = {**machine.describe(), "versions": versions}
     return found
 

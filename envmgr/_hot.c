@@ -2010,6 +2010,7 @@ static int module_exec(PyObject *module) {
         if ((*names[k].name = PyUnicode_InternFromString(names[k].text)) == NULL)
             return -1;
     if (PyModule_AddIntConstant(module, "ABI", ABI) < 0 ||
+        PyModule_AddIntConstant(module, "MOST_LEAVES", MOST_LEAVES) < 0 ||
         add_type(module, &step_spec, "OrdinaryStep") < 0 ||
         add_type(module, &infos_spec, "PlainInfos") < 0 ||
         add_type(module, &handed_spec, "HandedInfos") < 0 ||

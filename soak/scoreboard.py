@@ -18,6 +18,7 @@ import judge  # noqa: E402
 import machine  # noqa: E402
 import page  # noqa: E402
 from faults import FAULTS  # noqa: E402
+from install import ALONE  # noqa: E402
 from observe import Observer  # noqa: E402
 from peers import LIBRARIES, offers  # noqa: E402
 
@@ -35,7 +36,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default=[],
         metavar="LIBRARY=PATH",
         help="interpreter that has a library; by default this one, and that of the environment "
-        f"beside it for those that need one of their own: {', '.join(machine.ALONE)}",
+        f"beside it for those that need one of their own: {', '.join(ALONE)}",
     )
     options = parser.parse_args(arguments)
     try:

@@ -568,7 +568,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
     to that, with what the env has returned. Ends of episodes come back here.
     """
     writer, placed = runner.writer, runner.writer.placed
-    if hot is None or placed is None or len(placed.leaves) > _MOST_LEAVES:
+    if hot is None or placed is None or len(placed.leaves) > hot.MOST_LEAVES:
         return None
     if not all(map(has_buffer, placed.dtypes)):
         return None
@@ -658,9 +658,6 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
     )
     return step
 
-
-_MOST_LEAVES = 16
-"""So many parts an observation may have there."""
 
 _TESTED_IN_C = (np.dtype(np.float32), np.dtype(np.float64))
 

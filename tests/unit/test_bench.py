@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
+from envmgr import create_env_manager
 from envmgr.cli import main
 from envmgr.cli.commands import envmgr
 from envmgr.config.env_factories import key_of
@@ -19,6 +21,7 @@ from envmgr.config_file import load_config
 from envmgr.tuning.bench import OURS, advice, contested
 from envmgr.tuning.benchmark_process import ContestantError
 from envmgr.tuning.loops import GymnasiumLoop, look_at
+from envmgr.tuning.measuring import drawn_before
 from envmgr.tuning.peers import PEERS, Peer, installed, loop_of
 from envmgr.tuning.search import Measured
 from envmgr.tuning.template import Tried, config_text
@@ -103,8 +106,6 @@ def test_peers_are_those_that_are_installed() -> None:
 
 
 def test_a_loop_counts_steps_and_not_resets() -> None:
-    import gymnasium
-
     sync = next(p for p in PEERS if "SyncVectorEnv" in p.cls and "Async" not in p.cls)
     loop = loop_of(sync, lambda: gymnasium.make("CartPole-v1", max_episode_steps=2), 3)
     loop.start()
@@ -114,6 +115,32 @@ def test_a_loop_counts_steps_and_not_resets() -> None:
         loop_of(sync, object, 1)
     assert isinstance(loop, GymnasiumLoop)
     look_at({"a": (np.zeros(2), 1)})
+
+
+class Masked(gymnasium.Env[Any, Any]):
+    """Says in each observation which actions are legal."""
+
+    observation_space = gymnasium.spaces.Dict(action_mask=gymnasium.spaces.MultiBinary(2))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        return {"action_mask": np.array([0, 1], np.int8)}, {}
+
+    def step(self, action: Any) -> Any:
+        """Go on, with legal actions."""
+        assert action == 1, "illegal"
+        return {"action_mask": np.array([0, 1], np.int8)}, 1.0, False, False, {}
+
+
+def test_legal_actions_alone_are_measured() -> None:
+    with create_env_manager({"type": "base"}, env_fn=[Masked] * 3) as manager:
+        act = drawn_before(manager)
+        for _ in range(20):
+            manager.step(act(manager.ready_obs))
+        assert manager.stats()["failures"] == 0
+    with pytest.raises(TypeError, match=r"says in each observation \(action_mask\)"):
+        loop_of(PEERS[1], Masked, 2)
 
 
 # -- init -----------------------------------------------------------------------------------------

@@ -27,7 +27,14 @@ from envmgr.cli.texts import (
 )
 from envmgr.collect import Collector
 from envmgr.config_file import load_config, resolve_config
-from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout, FailuresExhaustedError, LaunchError
+from envmgr.errors import (
+    EnvCrash,
+    EnvManagerError,
+    EnvRaised,
+    EnvTimeout,
+    FailuresExhaustedError,
+    LaunchError,
+)
 from envmgr.texts import counted, env_ids_text, number
 from tests.unit.collect_fakes import FakeManager, answer_zero
 
@@ -122,6 +129,14 @@ class TestErrorText:
         ]
         assert paragraph(failures[0]) == "env 0 hung in its reset, at game.py:21 in reset"
         assert stacks_in(error) == [stacks, trace.rstrip()]
+
+    def test_of_what_a_crash_has_caused_has_its_last_lines_as_lines(self) -> None:
+        crash = crashed(0, 40)
+        error = EnvManagerError(f"nothing was written. The first: {paragraph(crash)}")
+        error.__cause__ = crash
+        head, *lines = error_text(error).splitlines()
+        assert head.endswith("The first: the worker of env 0 died: killed by SIGSEGV")
+        assert lines == [*(f"    frame {i}" for i in range(6)), "    ... 34 more lines"]
 
     def test_of_long_lines(self) -> None:
         crash = EnvCrash("it died", env_id=0, during="step", stderr_tail="x" * 3500)

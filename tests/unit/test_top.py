@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -115,7 +116,15 @@ def test_a_trainer_that_launches_is_waited_for() -> None:
     view = LiveTop(os.getpid(), "env")
     lines = shown(view, "process 7 has no manager that is launched")
     assert lines[1] == "Waiting: process 7 has no manager that is launched"
-    assert shown(view, [board(1)])[1].startswith("subprocess, 1 env")
+    assert shown(view, [board(1)])[1].startswith("subprocess, 1 env (")
+
+
+def test_of_one_there_is_one() -> None:
+    one = board(1)
+    one.counters[:] = 1
+    head = " ".join(shown(LiveTop(7, "env"), [one])[1:3])
+    for noun in ("env", "step", "episode", "failure"):
+        assert re.search(rf"\b1 {noun}\b", head), head
 
 
 def later(one: Board, steps: int) -> Board:

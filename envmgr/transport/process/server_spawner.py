@@ -247,7 +247,7 @@ class ServerSpawner(Spawner):
     def _on_end(self, link: ServerLink) -> None:
         """Note that a server is gone; with the first one, all are."""
         if link.parent is None:
-            self._drop_server(self._how_it_ended())
+            self._drop_server()
             return
         self._close_link(link)
         self._preloading.on_end(link)
@@ -279,7 +279,7 @@ class ServerSpawner(Spawner):
 
     def _how_it_ended(self) -> str:
         """Return how the server has ended; known of those that are forks of this process."""
-        if self._process is None:
+        if self._process is None or self._is_closing:  # nobody wants to know, or to wait
             return ""
         try:
             status = self._process.wait(_ENDED_S)
@@ -287,13 +287,9 @@ class ServerSpawner(Spawner):
             return ""
         return f": {exit_text(status)}" if status else ""
 
-    def _drop_server(self, how: str = "") -> None:
-        """Let the kernel kill the workers of servers that are gone or do not answer.
-
-        Args:
-            how: they have ended, as text.
-        """
-        links = list(self._links)
+    def _drop_server(self) -> None:
+        """Let the kernel kill the workers of servers that are gone or do not answer."""
+        links, how = list(self._links), self._how_it_ended()
         for link in links:  # in order: nothing is begun any more in the first one
             while link.parent is not None and link.is_open and self._read_one(link):
                 pass  # what it said before: which module took the servers with it
