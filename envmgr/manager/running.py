@@ -181,6 +181,8 @@ class Running:
         is_launched: all envs were reset, and nobody has closed them.
     """
 
+    _owner: Owner | None = None
+
     def __init__(
         self,
         engine: Engine,
@@ -213,7 +215,6 @@ class Running:
             self.statistics.log = log.failed
         self.action_checks: Sequence[ActionCheck] | None = None
         self.calls = CallThread()
-        self._owner: Owner | None = None
         self._finalizer = weakref.finalize(owner, engine.close, 0.0)
 
     def open_endpoint(self) -> None:
@@ -240,10 +241,9 @@ class Running:
             on_owed = None if self._log is None else self._log.owed
             slots = Slots(self.supervisor, self.slot_rules)
             made = Owner(engine, engine.lock, slots, on_owed)
-            owner = self.__dict__.setdefault("_made_owner", made)  # of two threads, the first one's
+            owner = self.__dict__.setdefault("_owner", made)  # of two threads, the first one's
             if owner is not made:
                 made.end()
-            self._owner = owner
         try:
             owner.start()
         except RuntimeError as error:

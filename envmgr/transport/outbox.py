@@ -11,13 +11,6 @@ from envmgr.transport.base import Arrival, HostDied, Transport, at_most
 from envmgr.transport.ready import ReadySet, Waker
 
 
-class _Bell(Waker):
-    """A waker that stays open while a thread may ring it, and be it one that was given up."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
 class Outbox:
     """What hosts have sent, in the order in which it came; it rings for the trainer.
 
@@ -26,7 +19,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.sent: deque[tuple[int, Arrival]] = deque()
-        self.bell = _Bell()
+        self.bell = Waker()
 
     def put(self, host_id: int, arrival: Arrival) -> None:
         """Send something."""

@@ -130,7 +130,13 @@ def fds_of(items: Sequence[Any]) -> list[int]:
 
 
 class Waker:
-    """Becomes readable when it is woken, from any thread."""
+    """Becomes readable when it is woken, from any thread.
+
+    It closes what nobody has closed: who made it may have been interrupted before that could be
+    known to anybody, and threads that were given up keep it for as long as they may wake it.
+    """
+
+    _ends: tuple[socket.socket, ...] = ()
 
     def __init__(self) -> None:
         self._ends = socket.socketpair()
@@ -158,6 +164,9 @@ class Waker:
             if end.fileno() >= 0:  # else it was closed before
                 forget_fd(end.fileno())
                 end.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _fd_of(item: Any) -> int:

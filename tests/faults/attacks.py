@@ -7,16 +7,19 @@ A subject has calls, and knows what has to hold after one that was interrupted: 
 from __future__ import annotations
 
 import dis
+import gc
 import random
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import envmgr
 from envmgr.errors import ConfigError
+from envmgr.transport.fds import PARENT_FDS
 from tests.faults.interrupting import (
     EVERYTHING_PUBLIC,
     Interrupted,
@@ -248,21 +251,32 @@ def run(
         `abnormal`: timesteps.
 
     Raises:
-        AssertionError: something was lost, repeated or wedged; it says where.
+        AssertionError: something was lost, repeated, wedged or left open; it says where.
     """
-    subject = make()
     figures = {"points": 0, "reached": 0, "raised": 0}
-    for name, point, number in drawn(subject, count, seed, calls):
-        where, strike = f"{name}, {signal.Signals(number).name} at {point}", at_point(point, number)
-        try:
-            raised = attack(subject, name, strike)
-        except BaseException as error:
-            raise AssertionError(f"after an interrupt in {where}: {error!r}") from error
-        figures["points"] += 1
-        figures["reached"] += len(strike.reached)
-        figures["raised"] += raised is not None
-    subject.close()
+    with _made(make) as subject:
+        for name, point, number in drawn(subject, count, seed, calls):
+            strike = at_point(point, number)
+            try:
+                raised = attack(subject, name, strike)
+            except BaseException as error:
+                where = f"{name}, {signal.Signals(number).name} at {point}"
+                raise AssertionError(f"after an interrupt in {where}: {error!r}") from error
+            figures["points"] += 1
+            figures["reached"] += len(strike.reached)
+            figures["raised"] += raised is not None
     return {**figures, "abnormal": subject.abnormal}
+
+
+@contextmanager
+def _made(make: Callable[[], Subject]) -> Iterator[Subject]:
+    """Make a subject, close it, and check that none of its fds are left."""
+    before = PARENT_FDS.copy()
+    subject = make()
+    yield subject
+    subject.close()
+    gc.collect()  # what an interrupt has kept from being known to anybody closes itself
+    assert before >= PARENT_FDS, f"left open, or not forgotten: fds {PARENT_FDS - before}"
 
 
 def run_at_random(
@@ -273,16 +287,15 @@ def run_at_random(
     Raises:
         AssertionError: as `run`.
     """
-    subject, rng = make(), random.Random(seed)
-    names = [name for name in subject.names if name not in without]
-    n_raised = 0
-    for _ in range(count):
-        name, seconds = rng.choice(names), rng.uniform(_SOON_S, _LATE_S)
-        try:
-            raised = attack(subject, name, after(seconds))
-        except BaseException as error:
-            where = f"{name}, {seconds * 1e6:.0f} us after its beginning"
-            raise AssertionError(f"after an interrupt in {where}: {error!r}") from error
-        n_raised += raised is not None
-    subject.close()
+    rng, n_raised = random.Random(seed), 0
+    with _made(make) as subject:
+        names = [name for name in subject.names if name not in without]
+        for _ in range(count):
+            name, seconds = rng.choice(names), rng.uniform(_SOON_S, _LATE_S)
+            try:
+                raised = attack(subject, name, after(seconds))
+            except BaseException as error:
+                where = f"{name}, {seconds * 1e6:.0f} us after its beginning"
+                raise AssertionError(f"after an interrupt in {where}: {error!r}") from error
+            n_raised += raised is not None
     return n_raised
