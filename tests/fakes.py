@@ -105,7 +105,10 @@ class FakeTransport(Transport):
         rings: how often the parent was rung for.
         closed_with_s: the grace that `close` was given; None until then.
         refused: env_ids whose requests `prepare` refuses, with the error it raises.
+        must_wait_for_call: whether hosts can be started in calls only, and there is none.
     """
+
+    must_wait_for_call = False
 
     death = HostDied(KILLED)
     """What comes of those that are killed."""

@@ -508,6 +508,9 @@ def abnormal_timestep(env: ManagedEnv, failure: EnvFailure, env_info: Any = None
     return EnvTimestep(obs, reward, True, info)
 
 
+_CALL_LOOK_S = 0.05
+"""How often it is looked whether hosts, which only a call can start, can be started now."""
+
 _ATTEMPTS = {
     Follows.RESET_AGAIN: Next.RESET,
     Follows.ENV_AGAIN: Next.RENEW_ENV,
@@ -546,6 +549,9 @@ class Renewals:
 
     def _renew_hosts(self, envs: Sequence[ManagedEnv]) -> None:
         """Begin a new generation of envs whose host is gone, in a new one for all of them."""
+        if self._hosts.transport.must_wait_for_call:
+            self._hosts.pause(envs, _CALL_LOOK_S, Next.RENEW_HOST)
+            return
         for env in envs:
             env.follow_up = Next.NOTHING
             self._begin_generation(env)

@@ -189,6 +189,8 @@ class Supervisor:
 
     def _give_turns(self, starts: Starts) -> None:
         """Have those begin who have waited for it, as many as may."""
+        if starts.has_turn and self.hosts.transport.must_wait_for_call:
+            return
         while not self.repair.launch_failures and (env := starts.take_turn()) is not None:
             if env.follow_up is Next.RESET:
                 env.follow_up = Next.NOTHING

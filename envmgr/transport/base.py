@@ -117,6 +117,11 @@ class Transport(ABC):
         """Whether what `preload` has begun is done; `poll` and `attend` go on with it."""
         return True
 
+    @property
+    def must_wait_for_call(self) -> bool:
+        """Whether no host can be started now, behind the caller, but in the next call."""
+        return False
+
     @abstractmethod
     def start(self, specs: Sequence[HostSpec]) -> None:
         """Begin to start hosts; each answers HELLO or FAILED for each of its envs, or dies.

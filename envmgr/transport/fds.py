@@ -6,8 +6,8 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-PARENT_FDS: set[int] = set()
-"""Fds that only the parent uses, of all managers: a forked process must not keep them open."""
+PARENT_FDS: dict[int, tuple[int, int]] = {}
+"""Fds that only the parent uses, of all managers, with the files that they are."""
 
 
 def fill_standard_fds() -> None:
@@ -23,12 +23,30 @@ def fill_standard_fds() -> None:
 
 def keep_from_children(fd: int) -> None:
     """Let processes that `context: fork` forks give `fd` up."""
-    PARENT_FDS.add(fd)
+    PARENT_FDS[fd] = _file_of(fd)
 
 
 def forget_fd(fd: int) -> None:
     """Take back `keep_from_children`, before closing."""
-    PARENT_FDS.discard(fd)
+    PARENT_FDS.pop(fd, None)
+
+
+def parent_fds() -> list[int]:
+    """Return the fds that a process that is forked now must not keep open.
+
+    Not those that were closed without `forget_fd`, as when an interrupt came between: another file
+    may have their number by now, and be what the fork is to be told by.
+    """
+    return [fd for fd, file in list(PARENT_FDS.items()) if _file_of(fd) == file]
+
+
+def _file_of(fd: int) -> tuple[int, int]:
+    """Return which file an fd is; of one that is closed, none."""
+    try:
+        stat = os.fstat(fd)
+    except OSError:
+        return (0, 0)
+    return stat.st_dev, stat.st_ino
 
 
 def let_go_of(fds: Iterable[int]) -> None:

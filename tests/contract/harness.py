@@ -255,21 +255,8 @@ class World:
 
     def kill_and_await_report(self, env_id: int) -> None:
         """As `kill`, and wait until a manager has noticed it, behind its caller."""
-        reported = threading.Event()
-        handler = logging.Handler(logging.WARNING)
-
-        def note(record: logging.LogRecord) -> None:
-            if "SIGKILL" in record.getMessage():
-                reported.set()
-
-        handler.emit = note  # type: ignore[method-assign]
-        logger = logging.getLogger("envmgr")
-        logger.addHandler(handler)
-        try:
+        with reported("SIGKILL"):
             self.kill(env_id)
-            assert reported.wait(PATIENCE_S), "the death was not noticed"
-        finally:
-            logger.removeHandler(handler)
 
     def close(self) -> None:
         for manager in self._managers:
@@ -277,6 +264,26 @@ class World:
         end_of(self.folder).set()  # threads that hang come back, long given up
         if self._gate is not None:
             self._gate.close()
+
+
+@contextlib.contextmanager
+def reported(text: str) -> Iterator[None]:
+    """Wait, at the end, until a manager has told of a failure with these words in the log."""
+    told = threading.Event()
+    handler = logging.Handler(logging.WARNING)
+
+    def note(record: logging.LogRecord) -> None:
+        if text in record.getMessage():
+            told.set()
+
+    handler.emit = note  # type: ignore[method-assign]
+    logger = logging.getLogger("envmgr")
+    logger.addHandler(handler)
+    try:
+        yield
+        assert told.wait(PATIENCE_S), "it was not noticed"
+    finally:
+        logger.removeHandler(handler)
 
 
 def is_running(pid: int) -> bool:

@@ -383,8 +383,9 @@ def test_f31_a_lost_fork_server_is_not_replaced_beside_threads_of_others(
     thread = threading.Thread(target=done.wait, name="somebody-else")
     thread.start()
     try:
+        pid = world.pid(0)
         manager._running.engine.transport._spawner._process.kill(directly=True)
-        wait_ended(world.pid(0))
+        wait_ended(pid)
         step_all(manager, {0: 1})
         while "somebody-else" not in manager.stats()["latest_failures"][-1]:
             manager.env_states  # noqa: B018

@@ -271,12 +271,13 @@ def run(
 @contextmanager
 def _made(make: Callable[[], Subject]) -> Iterator[Subject]:
     """Make a subject, close it, and check that none of its fds are left."""
-    before = PARENT_FDS.copy()
+    before = {*PARENT_FDS}
     subject = make()
     yield subject
     subject.close()
     gc.collect()  # what an interrupt has kept from being known to anybody closes itself
-    assert before >= PARENT_FDS, f"left open, or not forgotten: fds {PARENT_FDS - before}"
+    left = PARENT_FDS.keys() - before
+    assert not left, f"left open, or not forgotten: fds {left}"
 
 
 def run_at_random(

@@ -418,11 +418,12 @@ def test_f49_managers_recover_from_the_death_of_a_server_that_they_share(
     one = make(world, preload=["good_module"], retry_waiting_time=0.0)
     one_pids = [world.pid(i) for i in (0, 1)]
     two = make(world, preload=["good_module"], retry_waiting_time=0.0)
-    pid = parent_of(world.pid(0))
+    worker_pid = world.pid(0)
+    pid = parent_of(worker_pid)
     for _ in range(depth):
         pid = parent_of(pid)
     os.kill(pid, signal.SIGKILL)
-    wait_ended(world.pid(0))
+    wait_ended(worker_pid)
     for manager in (two, one):
         if manager is one and depth == 0:
             assert [parent_of(pid) for pid in one_pids], "another one's server is not touched"
@@ -622,10 +623,11 @@ def test_f49_a_server_that_dies_is_replaced_by_one_with_the_same_modules(
     world: World, modules: Modules, log: Log, whom: str
 ) -> None:
     manager = make(world, preload=["good_module"], retry_waiting_time=0.0)
-    branch = parent_of(world.pid(0))
+    pids = [world.pid(i) for i in (0, 1)]
+    branch = parent_of(pids[0])
     os.kill(branch if whom == "its branch" else parent_of(branch), signal.SIGKILL)
-    for i in (0, 1):
-        wait_ended(world.pid(i))
+    for pid in pids:
+        wait_ended(pid)
     timesteps = step_all(manager, {0: 1, 1: 1})
     assert all(t.info["abnormal"] for t in timesteps.values())
     ready_all(manager)

@@ -81,13 +81,14 @@ def test_the_death_of_a_host_touches_its_envs_and_nobody_else(world: World, how:
     manager = world.make(TWO_HOSTS, 5)  # 0, 1, 2 | 3, 4
     gate = world.gate
     first = ready_all(manager)
+    pid = world.pid(0)
     manager.send({0: how})
     if how is Do.GATE:
         visit = gate.await_visit(0, "step")
         manager.send({1: 5, 3: 6})
         visit.kill()
     else:
-        wait_ended(world.pid(0))
+        wait_ended(pid)
         manager.send({1: 5, 3: 6})
     timesteps = gather(manager, 3)
     error, second = (timesteps[i].info["error"] for i in (0, 1))

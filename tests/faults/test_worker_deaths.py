@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from envmgr.errors import EnvCrash, EnvTimeout, LaunchError
+from envmgr.transport.process.fork_spawner import ForkSpawner
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_MESSAGE,
     DEFAULT,
     INLINE,
+    PATIENCE_S,
     SOME_BLOCK,
     SOME_MESSAGE,
     Gate,
@@ -30,6 +32,7 @@ from tests.contract.harness import (
     process_kinds,
     process_setups,
     ready_all,
+    reported,
     step_all,
     wait_ended,
 )
@@ -338,9 +341,7 @@ def test_f01_killed_again_and_again(world: World, setup: Setup) -> None:
 def test_f01_a_killed_worker_server_costs_its_workers_only(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
     ready_all(manager)
-    os.kill(int(_status_of(world.pid(0))["PPid"]), signal.SIGKILL)
-    for i in (0, 1):
-        wait_ended(world.pid(i))
+    _kill_server(world, 2)
     assert manager.ready_env == [0, 1]
     timesteps = step_all(manager, {0: 1, 1: 1})
     assert all(isinstance(t.info["error"], EnvCrash) for t in timesteps.values())
@@ -349,6 +350,44 @@ def test_f01_a_killed_worker_server_costs_its_workers_only(world: World, setup: 
         assert f"the worker server ended{how}" in str(timestep.info["error"])
     assert [seen(obs).build for obs in ready_all(manager).values()] == [1, 1]
     assert [seen(t.obs).step for t in step_all(manager, {0: 1, 1: 1}).values()] == [1, 1]
+
+
+@pytest.mark.parametrize("limits", [{}, {"limits": {"starting": 1}}], ids=["all", "in turn"])
+@over(ALL_BLOCK, ALL_MESSAGE)
+def test_f01_a_fork_server_that_ends_behind_the_caller_is_replaced_in_the_next_call(
+    world: World, setup: Setup, limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread may fork a trainer that does anything meanwhile; that is no failure of the envs."""
+    manager = world.make(setup, 3, retry_waiting_time=0.0, **limits)
+    ready_all(manager)
+    looks = threading.Semaphore(0)
+    must_wait = ForkSpawner.must_wait_for_call.fget
+
+    def counted(spawner: ForkSpawner) -> bool:
+        waits: bool = must_wait(spawner)
+        if waits:
+            looks.release()
+        return waits
+
+    monkeypatch.setattr(ForkSpawner, "must_wait_for_call", property(counted))
+    with reported("the worker server ended"):
+        _kill_server(world, 3)
+    for _ in range(20):
+        assert looks.acquire(timeout=PATIENCE_S), "nobody looks whether it can be replaced"
+    assert manager.stats()["failures"] == 3
+    assert manager.ready_env == [0, 1, 2]
+    for timestep in step_all(manager, {0: 1, 1: 1, 2: 1}).values():
+        assert "the worker server ended: killed by SIGKILL" in str(timestep.info["error"])
+    assert [seen(obs).build for obs in ready_all(manager).values()] == [1, 1, 1]
+    assert manager.stats()["failures"] == 3
+
+
+def _kill_server(world: World, env_num: int) -> None:
+    """Kill the server that has forked all workers, and wait for their ends."""
+    pids = [world.pid(i) for i in range(env_num)]  # now: others may take their places soon
+    os.kill(int(_status_of(pids[0])["PPid"]), signal.SIGKILL)
+    for pid in pids:
+        wait_ended(pid)
 
 
 def _status_of(pid: int) -> dict[str, str]:

@@ -490,6 +490,23 @@ def test_no_pause_between_renewals_is_longer_than_a_minute() -> None:
         assert rig.slot().generation == generation + 1
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.5])
+def test_hosts_that_can_be_started_in_calls_only_wait_for_the_next_one(pause_s: float) -> None:
+    """It counts as no attempt: the renewal has not begun."""
+    policy = FailurePolicy(retry_waiting_s=pause_s, max_failures=2)
+    rig = Rig(2, policy=policy).launch()
+    rig.transport.must_wait_for_call = True
+    rig.die()
+    rig.run(60.0)
+    assert rig.slot().phase is Phase.PAUSING
+    assert (rig.slot().generation, len(rig.supervisor.statistics.latest_failures)) == (0, 1)
+    rig.transport.must_wait_for_call = False
+    rig.run(0.1)
+    assert (rig.slot().phase, rig.slot().generation) == (Phase.STARTING, 1)
+    recover(rig)
+    assert rig.ready() == [0, 1]
+
+
 def test_a_reset_that_succeeds_ends_the_row() -> None:
     policy = FailurePolicy(retry_waiting_s=0.5, max_failures=100)
     rig = Rig(policy=policy).launch()

@@ -262,6 +262,25 @@ def test_envs_that_fail_together_are_renewed_one_after_another() -> None:
     assert [env.generation for env in rig.supervisor.envs] == [1, 1, 1]
 
 
+def test_nobody_has_a_turn_while_hosts_wait_for_the_next_call() -> None:
+    rig = launched(2, 1)
+    rig.send(dict.fromkeys(range(2), 1))
+    for env_id in range(2):
+        rig.die(env_id)
+    rig.deliver()
+    rig.transport.must_wait_for_call = True
+    rig.hello(0)
+    rig.run(60.0)
+    assert phases(rig) == [Phase.PAUSING, Phase.PAUSING]
+    rig.transport.must_wait_for_call = False
+    rig.run(0.1)
+    assert phases(rig) == [Phase.PAUSING, Phase.STARTING]
+    rig.hello(1)
+    for env_id in range(2):
+        rig.reset_done(env_id)
+    assert rig.ready() == [0, 1]
+
+
 def test_a_failure_at_it_frees_the_place_for_the_next() -> None:
     rig = launched(2, 1, policy=FailurePolicy(retry_waiting_s=4.0))
     end(rig, 0, 1)

@@ -10,6 +10,7 @@ from envmgr.errors import LaunchError
 from envmgr.transport.process.threads import (
     refuse_unsafe_fork,
     thread_name,
+    waits_for_main_thread,
 )
 
 
@@ -43,3 +44,40 @@ def test_a_thread_that_waits_for_this_one_does_not(
     threads.append(threading.Thread(name="waits"))
     monkeypatch.setattr(threading.current_thread(), "waiting", threads[0], raising=False)
     refuse_unsafe_fork()
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "waits"),
+    [
+        (thread_name("resets and repairs"), 0, True),
+        (thread_name("resets and repairs"), 1, False),
+        ("collects", 0, False),
+    ],
+    ids=["of envmgr", "beside another one", "of the user"],
+)
+def test_a_thread_of_envmgr_leaves_a_fork_to_calls_of_the_main_thread(
+    monkeypatch: pytest.MonkeyPatch, name: str, others: int, waits: bool
+) -> None:
+    """Where one is refused for good, nothing is waited for."""
+    found = [threading.main_thread(), *(threading.Thread(name="loader") for _ in range(others))]
+    monkeypatch.setattr(threading, "enumerate", lambda: found)
+    told: list[bool] = []
+    thread = threading.Thread(target=lambda: told.append(waits_for_main_thread()), name=name)
+    thread.start()
+    thread.join()
+    assert told == [waits]
+
+
+def test_in_a_call_of_the_main_thread_nothing_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not waits_for_main_thread()
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+    told: list[bool] = []
+    thread = threading.Thread(
+        target=lambda: told.append(waits_for_main_thread()), name=thread_name("uninterrupted work")
+    )
+    thread.waiting = threading.main_thread()  # type: ignore[attr-defined]
+    thread.start()
+    thread.join()
+    assert told == [False]

@@ -21,11 +21,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NoReturn
 
-from envmgr.transport.fds import PARENT_FDS, forget_fd, keep_from_children, let_go_of
+from envmgr.transport.fds import forget_fd, keep_from_children, let_go_of, parent_fds
 from envmgr.transport.process import server
 from envmgr.transport.process.server_spawner import ServerProcess, ServerSpawner
 from envmgr.transport.process.spawner import SIGKILL
-from envmgr.transport.process.threads import quiet_fork, reap_behind, refuse_unsafe_fork
+from envmgr.transport.process.threads import (
+    quiet_fork,
+    reap_behind,
+    refuse_unsafe_fork,
+    waits_for_main_thread,
+)
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import WorkerSettings
 
@@ -47,9 +52,14 @@ class ForkSpawner(ServerSpawner):
         """Whether workers get their factories without pickling: always."""
         return True
 
+    @property
+    def must_wait_for_call(self) -> bool:
+        """Whether this thread may not make the fork from which workers are forked: it is gone."""
+        return self._first_link() is None and waits_for_main_thread()
+
     def _start_server(self, theirs: socket.socket, ours: socket.socket) -> ServerProcess:
         refuse_unsafe_fork()
-        not_ours = [*PARENT_FDS, ours.fileno()]
+        not_ours = [*parent_fds(), ours.fileno()]
         trainer_pid = os.getpid()
         with quiet_fork():
             pid = os.fork()

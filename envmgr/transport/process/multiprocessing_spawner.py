@@ -17,10 +17,10 @@ from typing import Any
 from envmgr.errors import ConfigError, StateError
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import (
-    PARENT_FDS,
     forget_fd,
     keep_from_children,
     let_go_of,
+    parent_fds,
     pipe_pairs,
 )
 from envmgr.transport.process.server import signal_group
@@ -152,7 +152,7 @@ class MultiprocessingSpawner(Spawner):
         """Return the fds that a forked worker lets go of, so that it has none of its siblings'."""
         if not self.inherits_factories:
             return []
-        return [*channel.fds, *(PARENT_FDS - {*shared_fds})]
+        return [*channel.fds, *({*parent_fds()} - {*shared_fds})]
 
     def _environment(self) -> dict[str, str] | None:
         """Return the variables of a worker that would else get those of an older process.

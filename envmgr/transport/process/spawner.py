@@ -52,6 +52,11 @@ class Spawner(ABC):
         return False
 
     @property
+    def must_wait_for_call(self) -> bool:
+        """Whether no worker can be started now, but in the next call: see `Transport`."""
+        return False
+
+    @property
     def preloads(self) -> bool:
         """Whether `preload` has something to do before the first worker is started."""
         return False

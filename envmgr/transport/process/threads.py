@@ -52,16 +52,32 @@ def refuse_unsafe_fork() -> None:
     Raises:
         LaunchError: there are other threads.
     """
-    here = threading.current_thread()
-    idle = (here, getattr(here, "waiting", None))
-    threads = (thread for thread in threading.enumerate() if thread not in idle)
-    others = [thread.name for thread in threads if not thread.name.startswith(_OURS)]
+    others = _others()
     if others:
+        names = ", ".join(thread.name for thread in others)
         raise LaunchError(
-            f"context: fork with other threads running ({', '.join(others)}) can deadlock the "
+            f"context: fork with other threads running ({names}) can deadlock the "
             "workers, so it is refused. Use context: server (safe with threads, and as fast), or "
             "launch before the threads are started."
         )
+
+
+def waits_for_main_thread() -> bool:
+    """Whether a fork has to wait until the main thread is in a call of a manager.
+
+    So it is for a thread of envmgr's own, while there is no other one than that. Nothing can be
+    known of the locks that the main thread holds while it trains.
+    """
+    is_ours = threading.current_thread().name.startswith(_OURS)
+    return is_ours and _others() == [threading.main_thread()]
+
+
+def _others() -> list[threading.Thread]:
+    """Return the threads that make a fork in this one unsafe."""
+    here = threading.current_thread()
+    idle = (here, getattr(here, "waiting", None))
+    threads = (thread for thread in threading.enumerate() if thread not in idle)
+    return [thread for thread in threads if not thread.name.startswith(_OURS)]
 
 
 @contextlib.contextmanager

@@ -96,6 +96,11 @@ class ProcessTransport(Transport):
                 self._spawner.preload(named)
 
     @property
+    def must_wait_for_call(self) -> bool:
+        """Whether the spawner must."""
+        return self._spawner.must_wait_for_call
+
+    @property
     def is_prepared(self) -> bool:
         """Whether the spawner is."""
         return self._spawner.is_prepared
