@@ -9,6 +9,8 @@ from typing import Any
 
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 
+from envmgr.interruptible import InterruptibleEvent, start_thread
+
 
 class CallTimeoutError(multiprocessing.TimeoutError, TimeoutError):
     """The second half of a call has not ended in time; it can be called again."""
@@ -99,12 +101,12 @@ class InThread:
         self.value: Any = None
         self.error: BaseException | None = None
         self._has_begun = threading.Lock()
-        self._has_ended = threading.Event()
+        self._has_ended = InterruptibleEvent()
 
     def begin(self) -> None:
         """Begin, unless that was done."""
         if not self._has_begun.locked():
-            threading.Thread(target=self._main, name="envmgr-reset", daemon=True).start()
+            start_thread(threading.Thread(target=self._main, name="envmgr-reset", daemon=True))
 
     def _main(self) -> None:
         if not self._has_begun.acquire(blocking=False):

@@ -28,6 +28,7 @@ from envmgr.errors import (
     ManagerClosedError,
     MissingDependencyError,
 )
+from envmgr.interruptible import start_thread
 from envmgr.manager import EnvManager
 from envmgr.manager.leases import AsyncSlot, Lease, Slot
 from envmgr.manager.threads import LAUNCHING, in_thread
@@ -240,7 +241,7 @@ class _Isolated(Environment):  # type: ignore[misc]
             return
         if is_over:  # and nobody resets it
             ending = threading.Thread(target=_renew, args=(lease, slot.for_thread()), daemon=True)
-            ending.start()
+            start_thread(ending)
         else:
             lease.__exit__(None, None, None)
 

@@ -23,6 +23,7 @@ import numpy as np
 from envmgr.core.activities import activities_of
 from envmgr.core.engine import Engine, Follower
 from envmgr.errors import EnvFailure
+from envmgr.interruptible import join_thread, start_thread
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process.threads import thread_name
 from envmgr.types import Clock
@@ -96,7 +97,7 @@ class BoardWriter:
             thread = threading.Thread(
                 target=self._run, name=thread_name("board of the envs"), daemon=True
             )
-            thread.start()
+            start_thread(thread)
             self._thread = thread
         except (OSError, RuntimeError, ValueError) as error:
             logger.debug("there is no board of this manager: %s", error)
@@ -109,7 +110,7 @@ class BoardWriter:
         thread = self._thread
         self._ended.put(None)
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            join_thread(thread)
         self._close()
 
     def _close(self) -> None:

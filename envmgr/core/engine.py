@@ -37,6 +37,7 @@ from envmgr.errors import (
     NothingReadyError,
     OutOfMemoryError,
 )
+from envmgr.interruptible import join_thread, start_thread
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.shared_caps import SharedUnits
@@ -331,7 +332,7 @@ class Background:
                     thread = threading.Thread(
                         target=self._run, name=thread_name("resets and repairs"), daemon=True
                     )
-                    thread.start()
+                    start_thread(thread)
                     self.thread = thread
             except RuntimeError as error:  # no thread can be had: the next call tries again
                 self.dormant = True
@@ -420,7 +421,7 @@ class Background:
     def end(self) -> None:
         """Wait for the thread, unless this is it, and release the doorbell."""
         if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join()
+            join_thread(self.thread)
         self._doorbell.close()
 
 

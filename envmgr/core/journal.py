@@ -8,21 +8,17 @@ call that ends by an interrupt has delivered nothing, and what it had is given b
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
 from envmgr.journal import Journal
 from envmgr.transport.process.threads import thread_name
 
 T = TypeVar("T")
-
-_LOOK_EVERY_S = 0.05
-"""So long a signal handler may have to wait."""
 
 
 class Fate:
@@ -132,8 +128,7 @@ class _Task(Generic[T]):
 
     def __init__(self, job: Callable[[], T]) -> None:
         self._job = job
-        self._ended = threading.Lock()
-        self._ended.acquire()
+        self._ended = InterruptibleEvent()
         self._result: T | None = None
         self._error: BaseException | None = None
 
@@ -143,15 +138,11 @@ class _Task(Generic[T]):
             self._result = self._job()
         except BaseException as error:
             self._error = error
-        self._ended.release()
+        self._ended.set()
 
     def wait(self) -> None:
-        """Wait until it is done; signal handlers run meanwhile.
-
-        Not in one go: a signal that comes just before the thread falls asleep does not wake it.
-        """
-        while not self._ended.acquire(timeout=_LOOK_EVERY_S):
-            pass
+        """Wait until it is done; signal handlers run meanwhile."""
+        self._ended.wait()
 
     def outcome(self) -> T:
         """Return what the job returned, or raise what it raised."""
@@ -196,14 +187,7 @@ class SignalFreeThread:
         thread = self._thread
         if thread is None or not thread.is_alive():
             self._thread = thread = _Thread(self._serve)
-            handled = sys.exc_info()[1]
-            try:
-                thread.start()
-            except RuntimeError as error:
-                interrupt = error.__context__
-                if interrupt is None or interrupt is handled:  # it cannot be started
-                    raise
-                raise interrupt from None  # between two lines of threading's: it lacks a lock
+            start_thread(thread)
         task = _Task(job)
         self._tasks.put(task)
         task.wait()
@@ -223,8 +207,7 @@ class SignalFreeThread:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._tasks.put(None)
-            with contextlib.suppress(RuntimeError):  # an interrupt has kept it from being started
-                thread.join()
+            join_thread(thread)
 
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None:

@@ -29,6 +29,7 @@ from envmgr.core.journal import Returning
 from envmgr.core.phases import Phase
 from envmgr.core.slots import Slots
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
+from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
 from envmgr.transport.base import at_most
 from envmgr.transport.process.threads import thread_name
 from envmgr.transport.ready import Waker, Watch, await_any, fds_of
@@ -138,7 +139,7 @@ class Owner:
         self._watch, self._watched = Watch(()), list[Any]()
         self._awaited: AwaitedCall | None = None  # what the thread `_maker` is at
         self._maker = 0
-        self._has_engine = threading.Event()
+        self._has_engine = InterruptibleEvent()
         self._served = threading.Lock()
 
     @property
@@ -156,7 +157,7 @@ class Owner:
             # The name says whether it may be there when somebody forks.
             name = "envmgr-envs" if self.runs_envs else thread_name("leases")
             thread = threading.Thread(target=self._run, name=name, daemon=True)
-            thread.start()
+            start_thread(thread)
             if self.thread is None:  # it says so itself, whatever has interrupted this
                 self.thread = thread
 
@@ -216,13 +217,13 @@ class Owner:
             self._last_job = lambda: self._engine.transport.close(grace_s)
             self._doorbell.wake()
         while self.thread.is_alive():
-            self.thread.join(_LOOK_S)
+            join_thread(self.thread, _LOOK_S)
         self._close()  # if the thread had ended before
 
     def end(self) -> None:
         """Wait for the thread, unless this is it, and release what it has."""
         if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join()
+            join_thread(self.thread)
         self._doorbell.close()
         self._news.close()
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from envmgr.interruptible import join_thread, start_thread
 from envmgr.manager.awaiting import signal_here
 from envmgr.transport.process.threads import thread_name
 
@@ -82,20 +83,20 @@ async def in_thread(
     """
     job = _Job(function)
     thread = threading.Thread(target=job.run, name=name, daemon=True)
-    thread.start()
+    start_thread(thread)
     try:
         cancelled = await job.done.until_cancelled()
     except BaseException:  # Ctrl-C, where it is no cancellation; or the loop has ended
         if at_last is not None:
             job.leave(at_last)
         if on_cancel is not None:
-            threading.Thread(target=on_cancel, name=name, daemon=True).start()
+            start_thread(threading.Thread(target=on_cancel, name=name, daemon=True))
         raise
     if cancelled is not None:
         await _hurry(on_cancel, name)
         await job.done.wait_through()
         await _hurry(at_last, name)
-    thread.join()  # it has nothing more to do
+    join_thread(thread)  # it has nothing more to do
     if cancelled is not None:
         raise cancelled
     result: T = job.outcome()
@@ -106,7 +107,7 @@ async def _hurry(function: Callable[[], None] | None, name: str) -> None:
     """Do something in a thread of its own for who was cancelled, and wait until it is done."""
     if function is not None:
         job = _Job(function)
-        threading.Thread(target=job.run, name=name, daemon=True).start()
+        start_thread(threading.Thread(target=job.run, name=name, daemon=True))
         await job.done.wait_through()
 
 
@@ -135,7 +136,7 @@ class CallThread:
             thread = threading.Thread(
                 target=self._serve, name=thread_name("calls of coroutines"), daemon=True
             )
-            thread.start()
+            start_thread(thread)
             self._thread = thread
         job = _Job(call)
         self._jobs.put(job)
@@ -161,7 +162,7 @@ class CallThread:
         if thread is not None:
             self._jobs.put(None)
             if thread is not threading.current_thread():
-                thread.join()
+                join_thread(thread)
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

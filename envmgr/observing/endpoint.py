@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.errors import ConfigError
+from envmgr.interruptible import join_thread
 from envmgr.lifecycle import EnvState
 from envmgr.optional_packages import imported
 from envmgr.proc import resident_bytes
@@ -69,7 +70,7 @@ class Endpoint:
         """Listen no more; idempotent."""
         if self._thread.is_alive():
             self._server.shutdown()
-            self._thread.join()
+            join_thread(self._thread)
         self._server.server_close()
 
     def collect(self) -> Iterator[Any]:

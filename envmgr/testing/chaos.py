@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from typing_extensions import Self
 
 from envmgr.errors import ConfigError
+from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
 from envmgr.testing.injuries import AT_ONCE, refuse_kinds, send_signal, signal_of
 from envmgr.types import Clock, monotonic
 
@@ -149,7 +150,7 @@ class Saboteur:
         self._open: list[Injury] = []
         self._last_moment: Any = None
         self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._stopping = InterruptibleEvent()
         self._lock = threading.Lock()
         self.injuries: list[Injury] = []
         self.n_skipped = 0
@@ -257,16 +258,16 @@ class Saboteur:
     def __enter__(self) -> Self:
         """Begin to hurt workers, from a thread."""
         self._due_s = self._clock() + self._interval_s
-        self._stopping.clear()
+        self._stopping = InterruptibleEvent()
         self._thread = threading.Thread(target=self._run, name="envmgr-saboteur", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         """Hurt no more workers."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join()
+            join_thread(self._thread)
             self._thread = None
 
     def _run(self) -> None:

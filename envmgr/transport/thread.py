@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.interruptible import join_thread, start_thread
 from envmgr.transport.alarm import stack_text
 from envmgr.transport.base import HostDied
 from envmgr.transport.outbox import Outbox, OutboxTransport
@@ -98,7 +99,7 @@ class ThreadTransport(OutboxTransport):
                 daemon=True,
             )
             try:
-                thread.start()
+                start_thread(thread)
             except RuntimeError as error:
                 self.arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
@@ -212,7 +213,7 @@ class ThreadTransport(OutboxTransport):
         end = time.monotonic() + _LAST_S
         for thread in threads:
             if thread not in hanging:  # it has said that it ends
-                thread.join(max(end - time.monotonic(), 0.0))
+                join_thread(thread, max(end - time.monotonic(), 0.0))
         self._given_up = [*self._given_up, *hanging]
         self._hosts.clear()
         self._ready.close()

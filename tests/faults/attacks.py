@@ -201,7 +201,11 @@ def _root_of(error: BaseException) -> BaseException:
 
 
 def drawn(
-    subject: Subject, count: int | None, seed: int, calls: int | None = None
+    subject: Subject,
+    count: int | None,
+    seed: int,
+    calls: int | None = None,
+    within: str = "",
 ) -> list[tuple[str, Point, int]]:
     """Return points of calls with the signals to raise there: all of them, or some.
 
@@ -210,6 +214,7 @@ def drawn(
         count: how many points.
         seed: of the draw.
         calls: of how many calls.
+        within: the file or folder that the points are in.
     """
     rng, names = random.Random(seed), subject.names
     found: list[tuple[str, Point, int]] = []
@@ -222,7 +227,9 @@ def drawn(
         own = Path(_PACKAGE, subject.package)
         for point in points:
             # Where what another one calls has delivered no signal comes before it is kept.
-            if own in Path(point.code.co_filename).parents or not _is_past_delivery(point):
+            filename = point.code.co_filename
+            is_wanted = filename.startswith(within)
+            if is_wanted and (own in Path(filename).parents or not _is_past_delivery(point)):
                 found += [(name, point, number) for number in subject.signals]
     return found if count is None else rng.sample(found, min(count, len(found)))
 
@@ -236,6 +243,7 @@ def run(
     count: int | None = None,
     seed: int = 0,
     calls: int | None = None,
+    within: str = "",
 ) -> dict[str, int]:
     """Attack a subject at points of its calls; return what came of it.
 
@@ -244,6 +252,7 @@ def run(
         count: at so many points, drawn; None: at all of them.
         seed: of the draw.
         calls: of so many calls; None: of all.
+        within: in this file or folder; of `threading`, entries of functions.
 
     Returns:
         `points`: how many there were; `reached`: those that the calls passed this time, too, which
@@ -255,7 +264,7 @@ def run(
     """
     figures = {"points": 0, "reached": 0, "raised": 0}
     with _made(make) as subject:
-        for name, point, number in drawn(subject, count, seed, calls):
+        for name, point, number in drawn(subject, count, seed, calls, within):
             strike = at_point(point, number)
             try:
                 raised = attack(subject, name, strike)

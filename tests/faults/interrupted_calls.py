@@ -381,10 +381,15 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def run(
-    config: Mapping[str, Any], count: int | None = None, seed: int = 0, **how: Any
+    config: Mapping[str, Any],
+    count: int | None = None,
+    seed: int = 0,
+    *,
+    within: str = "",
+    **how: Any,
 ) -> dict[str, int]:
     """Attack a manager at points of its calls; return what came of it: see `attacks.run`."""
-    return attacks.run(partial(Account, config, **how), count, seed)
+    return attacks.run(partial(Account, config, **how), count, seed, within=within)
 
 
 def run_at_random(config: Mapping[str, Any], count: int, seed: int = 0, **how: Any) -> int:

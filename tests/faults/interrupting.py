@@ -1,9 +1,9 @@
 """Interrupts at chosen points of public calls, and accounts of what becomes of the actions.
 
 A point is a line of envmgr that a call runs, or an opcode of a public function (of managers,
-adapters, collectors), and which time it is run. The signal is raised there for real
-(`signal.raise_signal`), from a trace function, so that its handler runs between that bytecode and
-the next one, as it does for users.
+adapters, collectors), or the entry of a function of `threading`, and which time it is run. The
+signal is raised there for real (`signal.raise_signal`), from a trace function, so that its handler
+runs between that bytecode and the next one, as it does for users.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ _PACKAGE = str(Path(envmgr.__file__).parent)
 MANAGERS = (str(Path(_PACKAGE, "manager")),)
 EVERYTHING_PUBLIC = (*MANAGERS, str(Path(_PACKAGE, "adapters")), str(Path(_PACKAGE, "collect")))
 """Where each opcode is a point."""
+_THREADING = threading.__file__
 _LEFT_OUT = frozenset(("__getattr__",))
 
 
@@ -43,7 +45,8 @@ class Point(NamedTuple):
 
     def __str__(self) -> str:
         kind = "opcode" if self.is_opcode else "line"
-        name = Path(self.code.co_filename).relative_to(_PACKAGE)
+        name = Path(self.code.co_filename)
+        name = name.relative_to(_PACKAGE) if _PACKAGE in map(str, name.parents) else name.name
         return f"{name}:{self.code.co_name} {kind} {self.at} hit {self.hit}"
 
 
@@ -61,11 +64,18 @@ class _Tracer:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
+        if code.co_filename == _THREADING:
+            return self._at_entry
         if not code.co_filename.startswith(_PACKAGE) or code.co_name in _LEFT_OUT:
             return None
         if code.co_filename.startswith(self._public):
             frame.f_trace_opcodes = True
         return self._local
+
+    def _at_entry(self, frame: FrameType, event: str, arg: Any) -> None:
+        # Only there: between its other lines the tracer would run handlers where Python runs none.
+        self._local(frame, event, arg)
+        frame.f_trace = None
 
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event not in ("line", "opcode"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import gc
 import signal
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -100,6 +101,13 @@ def attack(make: Any, *runs: tuple[Any, int, int], raised: float) -> None:
 
 def test_f25_an_adapter_goes_on_or_says_how_after_an_interrupt_anywhere(driver: Any) -> None:
     attack(partial(Trained, driver), (INLINE, 40, 6), (FORK, 12, 2), raised=0.7)
+
+
+def test_f25_where_an_adapter_waits_for_a_thread_an_interrupt_comes_through() -> None:
+    make = partial(Trained, DRIVERS["as_gymnasium, NEXT_STEP"], FORK)
+    figures = attacks.run(make, 60, seed=25, within=threading.__file__)
+    assert figures["points"] == 60
+    assert figures["raised"] > 30
 
 
 @pytest.mark.parametrize("name", COLLECTORS)

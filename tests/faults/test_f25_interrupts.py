@@ -7,7 +7,9 @@ Here the kinds that run envs inline or on threads are attacked at many points, o
 from __future__ import annotations
 
 import signal
+import threading
 import weakref
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,20 @@ def test_f25_arrays_that_travel_beside_the_pipe_are_delivered_once_and_whole() -
 def test_f25_on_threads_an_interrupt_comes_into_no_env(kind: str) -> None:
     figures = run(THREAD_KINDS[kind], 60, seed=25)
     assert (figures["points"], figures["abnormal"]) == (60, 0)
+    assert figures["raised"] > 30
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"type": "base"}, {"type": "thread"}, {"type": "subprocess", "context": "fork"}],
+    ids=lambda config: config["type"],
+)
+def test_f25_where_threads_are_started_and_waited_for_an_interrupt_comes_through(
+    config: dict[str, Any],
+) -> None:
+    """What a handler raises within a condition of `threading` would be another error there."""
+    figures = run(config, 60, seed=25, within=threading.__file__)
+    assert figures["points"] == 60
     assert figures["raised"] > 30
 
 

@@ -78,6 +78,7 @@ class Still:
     """A thread that the test plays."""
 
     refuses = False
+    ident = threading.get_ident()
 
     def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
         self.target, self.name = target, name

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envmgr.errors import LaunchError
+from envmgr.interruptible import start_thread
 
 _OURS = "envmgr: "
 
@@ -40,7 +41,9 @@ def reap_behind(wait: Callable[[], Any]) -> None:
             wait()
 
     with contextlib.suppress(RuntimeError):  # no thread can be had, as when the trainer ends
-        threading.Thread(target=run, name=thread_name("killed processes"), daemon=True).start()
+        start_thread(
+            threading.Thread(target=run, name=thread_name("killed processes"), daemon=True)
+        )
 
 
 def refuse_unsafe_fork() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from envmgr.interruptible import join_thread, start_thread
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.transport.outbox import Outbox
 from envmgr.transport.process.threads import thread_name
@@ -127,12 +128,12 @@ class ActorCaller:
         self._thread = threading.Thread(
             target=self._run, name=thread_name("calls to Ray actors"), daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
 
     def end(self, limit_s: float) -> None:
         """End the thread after all that it was given before."""
         self.tasks.put((None, None))
-        self._thread.join(limit_s)
+        join_thread(self._thread, limit_s)
 
     def _run(self) -> None:
         while True:

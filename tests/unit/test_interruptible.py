@@ -1,0 +1,190 @@
+"""Waits for threads in the main thread, which signal handlers interrupt."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import envmgr
+from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
+from tests.faults.interrupting import Interrupted, handlers
+
+PACKAGE = Path(envmgr.__file__).parent
+
+# Their threads are waited for where no signal handler raises: in workers and actors, in the
+# threads of such, and in the handler of the command line itself.
+ELSEWHERE = {
+    "cli/interrupt.py",
+    "testing/faulty.py",
+    "transport/ray/actor.py",
+    "transport/ray/actor_calls.py",
+    "worker/event_loop.py",
+    "worker/process.py",
+}
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """A signal handler that raises."""
+    with handlers(lambda: None):
+        yield
+
+
+def lines_of(function: Callable[..., Any]) -> list[int]:
+    """Return the lines of a function."""
+    return sorted({line for *_, line in function.__code__.co_lines() if line is not None})
+
+
+def by_signal() -> None:
+    signal.raise_signal(signal.SIGALRM)
+
+
+def interrupted_at(
+    function: Any, line: int, call: Callable[[], Any], act: Callable[[], None] = by_signal
+) -> bool:
+    """Make a call that is interrupted the first time that it comes to a line of a function.
+
+    Returns:
+        Whether it has come there; whatever the handler has raised comes through else.
+    """
+    filename, name = function.__code__.co_filename, function.__code__.co_name
+    struck = []
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        if code.co_name != name or code.co_filename != filename:
+            return trace
+        if event == "line" and frame.f_lineno == line and not struck:
+            struck.append(line)
+            sys.settrace(None)
+            act()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupted:
+        assert struck
+    finally:
+        sys.settrace(before)
+    return bool(struck)
+
+
+@pytest.mark.parametrize("function", [threading.Condition.wait, threading.Condition._release_save])
+def test_a_thread_is_started_or_the_interrupt_comes_through(
+    interrupts: None, function: Any
+) -> None:
+    """`threading.Thread.start` waits with a condition for the thread to run."""
+    n_struck = 0
+    for line in lines_of(function):
+        go_on = threading.Lock()
+        go_on.acquire()
+        thread = threading.Thread(target=go_on.acquire)
+        n_struck += interrupted_at(function, line, lambda thread=thread: start_thread(thread))
+        go_on.release()
+        thread._started.wait()  # type: ignore[attr-defined] # it was, before the wait for it
+        thread.join()
+    if sys.version_info < (3, 13):
+        assert n_struck
+
+
+def test_where_no_thread_can_be_had_that_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    thread = threading.Thread(target=print)
+    monkeypatch.setattr(thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        start_thread(thread)
+    try:
+        raise ValueError
+    except ValueError:
+        with pytest.raises(RuntimeError, match="can't start"):
+            start_thread(thread)
+
+
+def test_a_handler_waits_for_a_thread_where_the_same_wait_is_interrupted() -> None:
+    """As one that closes a manager, which may come into the same manager's end."""
+    wait = getattr(threading.Thread, "_wait_for_tstate_lock", None)
+    if wait is None:
+        pytest.skip("this Python waits for threads in C")
+    n_struck = 0
+    for line in lines_of(wait):
+        thread = threading.Thread(target=time.sleep, args=(0.001,))
+        thread.start()
+        again = partial(join_thread, thread)
+        n_struck += interrupted_at(wait, line, again, act=again)
+        assert not thread.is_alive()
+    assert n_struck > 3
+
+
+def test_a_thread_is_waited_for_as_long_as_told() -> None:
+    go_on = InterruptibleEvent()
+    thread = threading.Thread(target=go_on.wait)
+    join_thread(thread)  # which was not started
+    thread.start()
+    join_thread(thread, 0.0)
+    join_thread(thread, 0.06)
+    assert thread.is_alive()
+    go_on.set()
+    join_thread(thread)
+    assert not thread.is_alive()
+    join_thread(thread)
+
+
+def test_an_event_that_is_set_is_set_for_all_and_for_good() -> None:
+    event, ended = InterruptibleEvent(), list[bool]()
+    threads = [threading.Thread(target=lambda: ended.append(event.wait())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert not event.wait(0.0)
+    assert not event.wait(0.01)
+    assert not event.is_set
+    event.set()
+    event.set()
+    for thread in threads:
+        thread.join()
+    assert ended == [True] * 4
+    assert event.wait()
+    assert event.wait(0.0)
+
+
+@pytest.mark.parametrize("function", [InterruptibleEvent.wait, InterruptibleEvent._let_go])
+def test_an_interrupt_of_a_wait_comes_through_and_the_wait_can_be_repeated(
+    interrupts: None, function: Any
+) -> None:
+    n_struck = 0
+    for line in lines_of(function):
+        event = InterruptibleEvent()
+        timer = threading.Timer(0.001, event.set)
+        timer.start()
+        n_struck += interrupted_at(function, line, event.wait)
+        assert event.wait(60.0)
+        timer.join()
+    assert n_struck
+
+
+def test_nothing_of_envmgr_waits_otherwise() -> None:
+    """An interrupt would come out as `RuntimeError: release unlocked lock`, or not at all."""
+    found = re.compile(
+        r"threading\.(Event|Condition|Semaphore|BoundedSemaphore|Barrier|Timer)\("
+        r"|\bqueue\.(Queue|LifoQueue|PriorityQueue)\("
+        r"|Thread\(.*\)\.start\(\)|\b_?thread\.(start|join)\("
+    )
+    waiting = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if found.search(path.read_text())
+    }
+    assert waiting == ELSEWHERE | {"interruptible.py"}
