@@ -252,7 +252,7 @@ def run(
         count: at so many points, drawn; None: at all of them.
         seed: of the draw.
         calls: of so many calls; None: of all.
-        within: in this file or folder; of `threading`, entries of functions.
+        within: in this file or folder.
 
     Returns:
         `points`: how many there were; `reached`: those that the calls passed this time, too, which

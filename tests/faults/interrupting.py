@@ -1,7 +1,7 @@
 """Interrupts at chosen points of public calls, and accounts of what becomes of the actions.
 
 A point is a line of envmgr that a call runs, or an opcode of a public function (of managers,
-adapters, collectors), or the entry of a function of `threading`, and which time it is run. The
+adapters, collectors), or the entry of one of Python's library, and which time it is run. The
 signal is raised there for real (`signal.raise_signal`), from a trace function, so that its handler
 runs between that bytecode and the next one, as it does for users.
 """
@@ -24,7 +24,10 @@ _PACKAGE = str(Path(envmgr.__file__).parent)
 MANAGERS = (str(Path(_PACKAGE, "manager")),)
 EVERYTHING_PUBLIC = (*MANAGERS, str(Path(_PACKAGE, "adapters")), str(Path(_PACKAGE, "collect")))
 """Where each opcode is a point."""
-_THREADING = threading.__file__
+_LIBRARY = str(Path(threading.__file__).parent)
+_NOT_IN = ("site-packages", "weakref", "socket")
+"""What a handler raises in a callback of a weak reference is lost; so is, for good, the fd of a
+socket that Python's own `socketpair` has not yet made an object of."""
 _LEFT_OUT = frozenset(("__getattr__",))
 
 
@@ -64,7 +67,9 @@ class _Tracer:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
-        if code.co_filename == _THREADING:
+        if code.co_filename.startswith(_LIBRARY) and not any(
+            name in code.co_filename for name in _NOT_IN
+        ):
             return self._at_entry
         if not code.co_filename.startswith(_PACKAGE) or code.co_name in _LEFT_OUT:
             return None
