@@ -87,7 +87,7 @@ def test_a_thread_is_started_or_the_interrupt_comes_through(
 ) -> None:
     """`threading.Thread.start` waits with a condition for the thread to run."""
     n_struck = 0
-    for line in lines_of(function):
+    for line in lines_of(function) * 5:  # a thread that runs at once is not waited for
         go_on = threading.Lock()
         go_on.acquire()
         thread = threading.Thread(target=go_on.acquire)
@@ -167,12 +167,20 @@ def test_an_interrupt_of_a_wait_comes_through_and_the_wait_can_be_repeated(
     n_struck = 0
     for line in lines_of(function):
         event = InterruptibleEvent()
-        timer = threading.Timer(0.001, event.set)
-        timer.start()
-        n_struck += interrupted_at(function, line, event.wait)
+        event._let_go()  # as another one who waits: the wait finds it so, and does likewise
+        setting = threading.Thread(target=event.set)
+
+        def wait(event: InterruptibleEvent = event, setting: threading.Thread = setting) -> None:
+            event.wait(0.001)
+            setting.start()
+            event.wait()
+
+        n_struck += interrupted_at(function, line, wait)
+        if setting.ident is None:
+            setting.start()
         assert event.wait(60.0)
-        timer.join()
-    assert n_struck
+        setting.join()
+    assert n_struck > 1
 
 
 def test_nothing_of_envmgr_waits_otherwise() -> None:
