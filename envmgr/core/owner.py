@@ -216,8 +216,7 @@ class Owner:
         if self._last_job is None:
             self._last_job = lambda: self._engine.transport.close(grace_s)
             self._doorbell.wake()
-        while self.thread.is_alive():
-            join_thread(self.thread, _LOOK_S)
+        join_thread(self.thread)
         self._close()  # if the thread had ended before
 
     def end(self) -> None:

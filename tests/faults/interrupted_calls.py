@@ -47,8 +47,8 @@ THREAD_KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-LEASE = "lease"
-"""The scenario of a leased env."""
+LEASES = ("lease", "close after a lease")
+"""The scenarios with a leased env."""
 
 
 class Echo(gym.Env[Any, Any]):
@@ -208,7 +208,7 @@ class Account:
     def names(self) -> list[str]:
         """The calls."""
         is_forked = self._config.get("context") == "fork"  # whose envs cannot be leased
-        return [name for name in SCENARIOS if name != LEASE or not is_forked]
+        return [name for name in SCENARIOS if name not in LEASES or not is_forked]
 
     def prepare(self, name: str) -> None:
         """Have all be as a call wants it."""
@@ -239,7 +239,7 @@ class Account:
         if manager.closed:
             self.owed.clear()
             return
-        if name == LEASE:  # until it has been given back, what is under way in it is outstanding
+        if name in LEASES:  # until it has been given back, what is under way in it is outstanding
             self.all_ready()
         stats = manager.stats()
         if scenario.sends and actions:
@@ -255,7 +255,7 @@ class Account:
             with suppress(EnvFailure):  # inline, the env that was interrupted in it
                 assert manager.call_wait()[0] in (4, 8)
         self.goes_on()
-        if name == LEASE:  # calls go by way of a thread from now on, which is another matter
+        if name in LEASES:  # calls go by way of a thread from now on, which is another matter
             manager.close()
 
     def close(self) -> None:
@@ -375,7 +375,8 @@ SCENARIOS: dict[str, Scenario] = {
     "close": Scenario(lambda a, _: a.manager.close()),
     "launch": Scenario(lambda a, _: a.manager.launch(), prepare=lambda a: a.manager.close()),
     "build": Scenario(lambda a, _: _built(a.manager), prepare=lambda a: a.manager.close()),
-    LEASE: Scenario(lambda a, _: _leased(a.manager)),
+    LEASES[0]: Scenario(lambda a, _: _leased(a.manager)),
+    LEASES[1]: Scenario(lambda a, _: a.manager.close(), prepare=lambda a: _leased(a.manager)),
     "env_spaces": Scenario(lambda a, _: a.manager.env_spaces),
 }
 

@@ -67,6 +67,9 @@ class _Tracer:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
+        if self._target is not None and code is self._target.code:
+            frame.f_trace_opcodes = self._target.is_opcode
+            return self._local
         if code.co_filename.startswith(_LIBRARY) and not any(
             name in code.co_filename for name in _NOT_IN
         ):

@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 import envmgr
 from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
-from tests.faults.interrupting import Interrupted, handlers
+from tests.faults.interrupting import Interrupted, Point, act_at, handlers
 
 PACKAGE = Path(envmgr.__file__).parent
 
@@ -55,29 +54,18 @@ def interrupted_at(
     """Make a call that is interrupted the first time that it comes to a line of a function.
 
     Returns:
-        Whether it has come there; whatever the handler has raised comes through else.
+        Whether it has come there; what comes through then is what the handler has raised.
     """
-    filename, name = function.__code__.co_filename, function.__code__.co_name
-    struck = []
+    struck: list[None] = []
 
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        code = frame.f_code
-        if code.co_name != name or code.co_filename != filename:
-            return trace
-        if event == "line" and frame.f_lineno == line and not struck:
-            struck.append(line)
-            sys.settrace(None)
-            act()
-        return trace
+    def strike() -> None:
+        struck.append(None)
+        act()
 
-    before = sys.gettrace()
-    sys.settrace(trace)
     try:
-        call()
+        act_at(Point(function.__code__, line, is_opcode=False, hit=1), call, strike)
     except Interrupted:
         assert struck
-    finally:
-        sys.settrace(before)
     return bool(struck)
 
 
@@ -184,11 +172,16 @@ def test_an_interrupt_of_a_wait_comes_through_and_the_wait_can_be_repeated(
 
 
 def test_nothing_of_envmgr_waits_otherwise() -> None:
-    """An interrupt would come out as `RuntimeError: release unlocked lock`, or not at all."""
+    """An interrupt would come out as `RuntimeError: release unlocked lock`, or not at all.
+
+    And a handler that waits for a thread which a wait that it has interrupted knows to have ended
+    would find it alive for ever.
+    """
     found = re.compile(
         r"threading\.(Event|Condition|Semaphore|BoundedSemaphore|Barrier|Timer)\("
         r"|\bqueue\.(Queue|LifoQueue|PriorityQueue)\("
-        r"|Thread\(.*\)\.start\(\)|\b_?thread\.(start|join)\("
+        r"|Thread\(.*\)\.start\(\)|\b_?thread\.(start|join)\(|\bself\.join\("
+        r"|while .*\.is_alive\(\)"
     )
     waiting = {
         path.relative_to(PACKAGE).as_posix()

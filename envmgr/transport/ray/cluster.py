@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from envmgr.errors import ConfigError, LaunchError, MissingDependencyError
+from envmgr.interruptible import join_thread, start_thread
 from envmgr.optional_packages import DISTRIBUTION, imported
 from envmgr.transport.process.threads import thread_name
 
@@ -74,10 +75,10 @@ class _Keeper(threading.Thread):
 
     def open(self) -> None:
         """Connect, and wait for that; raise what went wrong."""
-        self.start()
+        start_thread(self)
         error = self._opened.get()
         if error is not None:
-            self.join()
+            join_thread(self)
             raise error
 
     def run(self) -> None:
@@ -97,7 +98,7 @@ class _Keeper(threading.Thread):
     def close(self) -> None:
         """Disconnect; a cluster that this thread has started ends."""
         self._orders.put(None)
-        self.join()
+        join_thread(self)
 
 
 _keeper: _Keeper | None = None
