@@ -26,7 +26,12 @@ from envmgr.collect import (
     by_env,
 )
 from tests.faults.attacks import at_point
-from tests.faults.interrupting import no_gc_callbacks, points_of
+from tests.faults.interrupting import (
+    Interrupted,
+    lost_exceptions_are_no_errors,
+    no_gc_callbacks,
+    points_of,
+)
 
 N_ENVS, N_STEPS = 3, 50
 
@@ -159,10 +164,6 @@ def test_every_kind_gives_the_same_trajectories(kinds: list[dict[str, Any]]) -> 
             assert len(one) == one.rewards.sum() == one.record.length
 
 
-class Struck(Exception):
-    """What a handler of a user's raises."""
-
-
 @pytest.mark.parametrize(
     ("kind", "style"),
     [("subprocess", "arrays"), ("async_subprocess", "arrays"), ("async_subprocess", "dicts")],
@@ -173,11 +174,15 @@ def test_signals_at_any_moment_lose_and_repeat_nothing(kind: str, style: str) ->
     def strike(number: int, frame: object) -> None:
         if armed[0]:
             armed[0] = False
-            raise Struck
+            raise Interrupted
 
     seen: dict[int, list[float]] = {env_id: [] for env_id in range(N_ENVS)}
     n_returned = 0
-    with no_gc_callbacks(), make(Counting, env_num=N_ENVS, type=kind, num_workers=1) as manager:
+    with (
+        no_gc_callbacks(),
+        lost_exceptions_are_no_errors(),
+        make(Counting, env_num=N_ENVS, type=kind, num_workers=1) as manager,
+    ):
         collect = collect_by(manager, style)
         before = signal.signal(signal.SIGALRM, strike)
         try:
@@ -192,7 +197,7 @@ def test_signals_at_any_moment_lose_and_repeat_nothing(kind: str, style: str) ->
                     # In one go: what is returned is in the list, wherever the signal comes.
                     returned.extend(itertools.islice(iter(collect, None), 1))
                     armed[0] = False
-                except Struck:
+                except Interrupted:
                     struck += 1
                 for result in returned:
                     n_returned += 1
@@ -215,7 +220,7 @@ class Unending(Counting):
 
 def test_a_signal_when_all_envs_are_being_reset() -> None:
     def raise_struck(number: int, frame: object) -> None:
-        raise Struck
+        raise Interrupted
 
     def rollouts() -> tuple[Any, Callable[[], Any]]:
         manager = make(Unending, env_num=2, num_workers=1, context="fork", close_timeout=0.0)
@@ -227,12 +232,12 @@ def test_a_signal_when_all_envs_are_being_reset() -> None:
         with manager:
             points = [p for p in points_of(collect) if p.code.co_name == "recv_arrays"]
         strikes = [at_point(p, signal.SIGALRM) for p in points if p.is_opcode and p.hit > 1]
-        strikes = [strike for strike in strikes if not strike.is_past(Struck())]
+        strikes = [strike for strike in strikes if not strike.is_past(Interrupted())]
         for strike in strikes[-1::-6]:
             manager, collect = rollouts()
             seen: dict[int, list[float]] = {0: [], 1: []}
             with manager:
-                with pytest.raises(Struck):
+                with pytest.raises(Interrupted):
                     strike.run(collect)
                 note(collect(), seen)
             assert [*seen.values()] == [[*range(7)]] * 2
