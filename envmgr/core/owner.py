@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from envmgr.core.collect import HandedOut, by_env_id
 from envmgr.core.engine import CLOSED, LOOK_EVERY_S, MIN_INTERVAL_S, WARN_EVERY_S, Engine
-from envmgr.core.journal import Returning
+from envmgr.core.journal import Returning, is_run
 from envmgr.core.phases import Phase
 from envmgr.core.slots import Slots
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
@@ -44,6 +44,9 @@ _NOT_RUN_HERE = bytes((Phase.IDLE, Phase.ENDING, Phase.PAUSING))
 
 _LOOK_INLINE_S = 0.005
 """How often to look for results of pools that run inline, of which no fd tells."""
+
+_LOOK_RETURNING_S = 0.001
+"""How often to look whether a call has returned, which is but a moment."""
 
 _LOOK_S = 0.05
 """How often the thread looks whether it is to end, while a call has the engine."""
@@ -420,7 +423,8 @@ class Owner:
             if engine.closing:
                 return True, 0.0
             supervisor.submitter.have_all_ring()
-        slots.serve(may_lease=beside is None or not beside.names_envs)
+        is_returning = slots.has_waiting and self._is_returning()
+        slots.serve(may_lease=not is_returning and (beside is None or not beside.names_envs))
         if is_full:
             self._n_rounds += 1
             if beside is not None and not beside.is_woken and self._is_finished(beside):
@@ -433,11 +437,29 @@ class Owner:
         until, seconds = min(limits.earliest, slots.until), math.inf
         if until != math.inf:
             seconds = max(until - now, 0.0)
+        if is_returning:
+            seconds = min(seconds, _LOOK_RETURNING_S)
         if runs_envs and supervisor.table.phases.column.translate(None, _NOT_RUN_HERE):
             is_new, self._has_run = not self._has_run, True
             return is_new, min(seconds, _LOOK_INLINE_S)  # of a pool, results may come by and by
         self._has_run = False
         return False, min(seconds, MIN_INTERVAL_S) if transport.has_unsent else seconds
+
+    def _is_returning(self) -> bool:
+        """Whether a call for batches is over, but has not returned yet.
+
+        Should an interrupt come in this moment, its envs owe their timesteps again; so nobody may
+        lease them before. Of a call that was interrupted so this is made up for here, since there
+        may never be another one.
+        """
+        journal = self._engine.supervisor.journal
+        returning = journal.returning
+        if returning is None:
+            return False
+        if is_run(journal.caller) or is_run(returning.caller):
+            return True
+        self._engine.recover()
+        return False
 
     def _is_finished(self, beside: _Beside) -> bool:
         try:

@@ -530,7 +530,7 @@ class Slots:
         If somebody waits already, the first call of that lease is the reset.
         """
         supervisor = self._supervisor
-        if env.failed_while_ready is None and supervisor.spares is None and self._has_waiting:
+        if env.failed_while_ready is None and supervisor.spares is None and self.has_waiting:
             return
         if env.failed_while_ready is None and supervisor.spares is not None:
             supervisor.refresh(env.env_id)
@@ -539,7 +539,8 @@ class Slots:
         self._steps_at_reset[env.env_id] = supervisor.selections.steps_of(env.env_id)
 
     @property
-    def _has_waiting(self) -> bool:
+    def has_waiting(self) -> bool:
+        """Whether somebody waits for an env."""
         return any(not tenancy.is_over for tenancy in self._waiting)
 
     def _cancel(self, env: ManagedEnv, own: OwnLimit | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dis
 import gc
 import math
 import os
@@ -53,6 +54,7 @@ from tests.contract.leased import (
     let_go,
 )
 from tests.contract.leased_stress import stress
+from tests.faults.interrupting import Point, act_at
 
 KINDS: tuple[dict[str, Any], ...] = (
     {"type": "base"},
@@ -358,6 +360,38 @@ def with_retry(call: Callable[[], Any]) -> None:
             pass
         except EnvNotReadyError:
             return
+
+
+def test_no_env_is_leased_before_the_call_that_gathered_it_has_returned() -> None:
+    with make(PROCESSES, 2) as manager:
+        leased, keeps = threading.Event(), threading.Event()
+
+        def lease() -> None:
+            with manager.lease():
+                leased.set()
+                keeps.wait(PATIENCE_S)
+
+        def interrupt() -> None:
+            assert not leased.wait(0.3), "leased, while the call may still give the timesteps back"
+            raise KeyboardInterrupt
+
+        def gather() -> dict[int, Any]:
+            gathered: dict[int, Any] = manager.recv(2)
+            return gathered
+
+        manager.send({0: 1, 1: 1})
+        thread = threading.Thread(target=lease)
+        code = manager.recv.__func__.__code__
+        store = [i for i in dis.get_instructions(code) if i.argval == "returning"][-1]
+        thread.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                act_at(Point(code, store.offset, True, 1), gather, interrupt)
+            assert {i: t.reward for i, t in gather().items()} == {0: 1.0, 1: 1.0}
+            assert leased.wait(PATIENCE_S)
+        finally:
+            keeps.set()
+            thread.join(PATIENCE_S)
 
 
 def test_a_lease_that_is_asked_for_within_a_step_waits_for_its_end() -> None:
