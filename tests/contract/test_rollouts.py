@@ -219,14 +219,14 @@ class Unending(Counting):
 
 
 def test_a_signal_when_all_envs_are_being_reset() -> None:
-    def raise_struck(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: object) -> None:
         raise Interrupted
 
     def rollouts() -> tuple[Any, Callable[[], Any]]:
         manager = make(Unending, env_num=2, num_workers=1, context="fork", close_timeout=0.0)
         return manager, RolloutCollector(manager, Agent(), n_steps=7).collect
 
-    before = signal.signal(signal.SIGALRM, raise_struck)
+    before = signal.signal(signal.SIGALRM, interrupt)
     try:
         manager, collect = rollouts()
         with manager:
