@@ -5,12 +5,13 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from envmgr.transport.process import stacks
 from envmgr.transport.process.last_words import LastWords
 from envmgr.transport.process.stacks import Stacks, of_envs
 from envmgr.worker import crash_report
-from envmgr.worker.crash_report import CrashRecorder
+from envmgr.worker.crash_report import STACKS_SIGNAL, CrashRecorder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kept on Linux only")
 
@@ -209,9 +210,7 @@ def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(stacks, "_read", lambda path: "")
     monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": "S"})
     monkeypatch.setattr(stacks, "_listens", lambda pid, status: True)
-    monkeypatch.setattr(stacks, "_is_in_handler", lambda pid: False)
-    monkeypatch.setattr(stacks, "_is_pending", lambda pid: False)
-    monkeypatch.setattr(stacks, "_may_answer", lambda pid: True)
+    monkeypatch.setattr(stacks, "_patience_s", lambda pid: 0.1)
     return clock
 
 
@@ -229,99 +228,76 @@ def test_many_that_do_not_answer_are_not_waited_for_one_after_another(
     assert clock[0] - began >= 0.1, "later, each is waited for again"
 
 
-def test_an_answer_is_read_until_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_read_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = pass_time_by_looking(monkeypatch)
-    written = STACKS.encode()
-    shown = lambda path: written[: int((clock[0] - 100.0) * 1e5)].decode()  # noqa: E731
-    monkeypatch.setattr(stacks, "_read", shown)
+    written = lambda: int((clock[0] - 100.0) * 1e5)  # noqa: E731
+    monkeypatch.setattr(stacks, "_read", lambda path: STACKS[: written()])
+    monkeypatch.setattr(stacks, "_patience_s", lambda pid: inf if written() < len(STACKS) else 0.1)
     assert Stacks().of(1) == OF_ENVS
     assert clock[0] - 100.0 < 0.05
 
 
-def test_a_worker_that_is_interrupted_in_writing_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("shown", ["", STACKS[:80]], ids=["queued", "writing"])
+def test_a_worker_that_has_no_core_is_waited_for(
+    shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = pass_time_by_looking(monkeypatch)
-    is_writing = lambda *_: clock[0] < 100.3  # noqa: E731 - it waits for a core
-    written = lambda path: STACKS[:80] if is_writing() else STACKS  # noqa: E731
-    monkeypatch.setattr(stacks, "_read", written)
-    monkeypatch.setattr(stacks, "_is_in_handler", is_writing)
+    has_none = lambda: clock[0] < 100.3  # noqa: E731
+    monkeypatch.setattr(stacks, "_patience_s", lambda pid: inf if has_none() else 0.1)
+    monkeypatch.setattr(stacks, "_read", lambda path: shown if has_none() else STACKS)
     assert Stacks().of(1) == OF_ENVS
     assert 0.3 <= clock[0] - 100.0 < 0.35
 
 
-def test_a_worker_that_has_not_had_a_core_since_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_written_between_two_looks_at_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = pass_time_by_looking(monkeypatch)
-    is_queued = lambda *_: clock[0] < 100.3  # noqa: E731
-    monkeypatch.setattr(stacks, "_is_pending", is_queued)
-    monkeypatch.setattr(stacks, "_read", lambda path: "" if is_queued() else STACKS)
+    is_queued = [True]
+
+    def look(while_queued: Any, later: Any) -> Any:
+        found = while_queued if is_queued else later
+        if clock[0] > 100.2:
+            is_queued.clear()  # it gets its core after this look
+        return found
+
+    monkeypatch.setattr(stacks, "_patience_s", lambda pid: look(inf, 0.1))
+    monkeypatch.setattr(stacks, "_read", lambda path: look("", STACKS))
     assert Stacks().of(1) == OF_ENVS
-    assert 0.3 <= clock[0] - 100.0 < 0.35
 
 
 def test_many_that_have_no_core_are_not_waited_for_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = pass_time_by_looking(monkeypatch)
-    monkeypatch.setattr(stacks, "_is_pending", lambda pid: True)
+    monkeypatch.setattr(stacks, "_patience_s", lambda pid: inf)
     queued = Stacks()
     for _ in range(100):
         assert queued.of(1).startswith("no stacks: ")
     assert 0.5 <= clock[0] - 100.0 < 1.2
 
 
-def test_a_worker_that_cannot_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = pass_time_by_looking(monkeypatch)
-    monkeypatch.setattr(stacks, "_is_pending", lambda pid: True)
-    monkeypatch.setattr(stacks, "_may_answer", lambda pid: False)
-    assert Stacks().of(1).startswith("no stacks: ")
-    assert clock[0] - 100.0 < 0.01
+NEITHER, OURS, _, BOTH = (f"{bits << (STACKS_SIGNAL or 1) - 1:016x}" for bits in range(4))
 
 
 @pytest.mark.parametrize(
-    ("state", "blocked", "may_answer"),
+    ("state", "pending", "blocked", "patience_s"),
     [
-        ("R (running)", [0], True),
-        ("S (sleeping)", [3, 0], True),
-        ("S (sleeping)", [3, 1], True),  # a thread is in the handler
-        ("S (sleeping)", [3, 3], False),  # no thread takes it
-        ("T (stopped)", [0], False),
-        ("Z (zombie)", [0], False),
+        ("R (running)", OURS, [NEITHER], inf),
+        ("S (sleeping)", OURS, [BOTH, NEITHER], inf),
+        ("S (sleeping)", OURS, [BOTH, BOTH], 0.004),  # no thread takes it
+        ("S (sleeping)", NEITHER, [BOTH, OURS], inf),  # a thread is in the handler
+        ("S (sleeping)", OURS, [BOTH, OURS], inf),  # the same, and somebody else has asked
+        ("S (sleeping)", NEITHER, [BOTH, NEITHER], 0.1),  # it has been taken, and may be answered
+        ("T (stopped)", OURS, [NEITHER], 0.004),
+        ("Z (zombie)", NEITHER, [], 0.004),
     ],
 )
-def test_who_may_answer(
-    state: str, blocked: list[int], may_answer: bool, monkeypatch: pytest.MonkeyPatch
+def test_who_is_waited_for(
+    state: str,
+    pending: str,
+    blocked: list[str],
+    patience_s: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": state})
+    monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": state, "ShdPnd": pending})
     monkeypatch.setattr(stacks, "_blocked_by_threads", lambda pid: iter(blocked))
-    assert stacks._may_answer(1) is may_answer
-
-
-def test_a_signal_that_is_blocked_is_pending() -> None:
-    number = stacks.STACKS_SIGNAL
-    assert number is not None
-    script = "import signal; signal.pthread_sigmask(0, signal.valid_signals()); print(input(1))"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
-        assert process.stdout is not None
-        assert process.stdout.read(1) == b"1"
-        assert not stacks._is_pending(process.pid)
-        os.kill(process.pid, number)
-        assert stacks._is_pending(process.pid)
-        assert not stacks._may_answer(process.pid), "its only thread blocks all signals"
-        process.kill()
-
-
-def test_a_process_that_runs_a_handler_of_the_signal_is_told_from_others() -> None:
-    number = stacks.STACKS_SIGNAL
-    assert number is not None
-    assert not stacks._is_in_handler(os.getpid())
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        assert stacks._is_in_handler(os.getpid())
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        assert not stacks._is_in_handler(os.getpid()), "it blocks them all"
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert stacks._patience_s(1) == patience_s

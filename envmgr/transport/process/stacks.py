@@ -5,30 +5,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
-from envmgr.proc import cpu_s_of, memfds_of, status_of
+from envmgr.proc import cpu_s_of, fields_of, memfds_of, status_of
 from envmgr.worker import crash_report
 from envmgr.worker.crash_report import STACKS_FILE, STACKS_SIGNAL
-
-_PATIENCE_S = 0.1
-"""How long to wait for one worker's stacks: writing them takes less than a millisecond, once it
-runs. Of one that has not had a core since, `_MOST_S` says how long; one that is stopped, or blocks
-all signals, does not answer at all."""
 
 _MOST_S = 0.5
 _WINDOW_S = 5.0
 """If many workers hang and do not answer, all waits in a window of time last this long together."""
 
+_UNSEEN_S = 0.1
+"""Between the kernel's taking the signal and the handler's first moment nothing shows that stacks
+come. A page fault can be in between."""
+
+_DEAF_S = 0.004
+"""How long to wait for one that is stopped, or whose threads all block the signal."""
+
 _OURS = f'  File "{Path(crash_report.__file__).parent}{os.sep}'
 """How lines of stacks begin that show calls of the package that runs envs in workers."""
 
 _LOOK_EVERY_S = 0.001
-_STILL_S = 0.004
-"""If nothing has followed for so long, and it is not in the handler any more, all is written."""
 
 _MOST_BYTES = 1 << 16
 
@@ -61,24 +61,21 @@ class Stacks:
         with contextlib.suppress(OSError):  # it has ended
             os.truncate(path, 0)
             os.kill(pid, STACKS_SIGNAL or 0)
-            began = now = changed = time.monotonic()
-            if now > self._window_ends:
-                self._window_ends, self._left_s = now + _WINDOW_S, _MOST_S
-            patience_s = min(_PATIENCE_S, max(self._left_s, _STILL_S))
-            most_s = max(self._left_s, patience_s)
-            while now - began < (_MOST_S if text else patience_s) or (
-                now - began < most_s and not text and _is_pending(pid)
-            ):
+            began = time.monotonic()
+            if began > self._window_ends:
+                self._window_ends, self._left_s = began + _WINDOW_S, _MOST_S
+            most_s = max(self._left_s, _DEAF_S)
+            waited_s = 0.0
+            while waited_s < (_MOST_S if text else most_s):
                 time.sleep(_LOOK_EVERY_S)
-                now = time.monotonic()
-                if (latest := _read(path)) != text:
-                    text, changed = latest, now
-                elif now - changed < _STILL_S:
-                    continue
-                elif not (_is_in_handler(pid) if text else _may_answer(pid)):
+                # Before the file is read: what is written between the two is in it.
+                patience_s = _patience_s(pid)
+                text = _read(path)
+                waited_s = time.monotonic() - began
+                if waited_s >= patience_s or (text and patience_s != inf):
                     break
             if not text:
-                self._left_s -= now - began
+                self._left_s -= waited_s
         return text
 
 
@@ -124,35 +121,29 @@ def _listens(pid: int, status: dict[str, str]) -> bool:
         return False
 
 
-def _is_in_handler(pid: int) -> bool:
-    """Return whether a process is writing its stacks: a thread blocks that signal meanwhile.
+def _patience_s(pid: int) -> float:
+    """Return how long a process that was sent the signal is waited for: `inf` if it will answer.
 
-    Threads that block all signals, as those of many libraries do, block the next one, too.
+    The signal is pending until a thread of it runs: on a busy machine this can last longer than
+    a hang. The handler runs with it blocked. Threads that block all signals, as those of many
+    libraries do, block the next one, too.
     """
-    return any(blocked & 3 == 1 for blocked in _blocked_by_threads(pid))
+    status = status_of(pid)
+    blocked = [_of_our_signal(mask) & 3 for mask in _blocked_by_threads(pid)]
+    if status.get("State", "Z")[:1] in "TtZ":  # stopped, or dead
+        return _DEAF_S
+    if 1 in blocked:
+        return inf
+    if _of_our_signal(status.get("ShdPnd", "0")) & 1:
+        return inf if any(mask != 3 for mask in blocked) else _DEAF_S
+    return _UNSEEN_S
 
 
-def _may_answer(pid: int) -> bool:
-    """Return whether a process runs, and a thread of it takes the signal or is in its handler."""
-    if status_of(pid).get("State", "Z")[:1] in "TtZ":  # stopped, or dead
-        return False
-    return any(blocked & 3 != 3 for blocked in _blocked_by_threads(pid))
-
-
-def _is_pending(pid: int) -> bool:
-    """Return whether a process has not taken the signal yet.
-
-    It is pending until a thread runs: on a busy machine this can last longer than a hang.
-    """
-    return bool(_of_our_signal(status_of(pid).get("ShdPnd", "0")) & 1)
-
-
-def _blocked_by_threads(pid: int) -> Iterator[int]:
-    """Yield which signals each thread blocks: bit 0 is that for the stacks, bit 1 the next one."""
+def _blocked_by_threads(pid: int) -> Iterator[str]:
+    """Yield which signals each thread of a process blocks."""
     for path in Path(f"/proc/{pid}/task").glob("*/status"):
-        blocked = re.search(r"^SigBlk:\s*([0-9a-f]+)", path.read_text(), re.MULTILINE)
-        if blocked:
-            yield _of_our_signal(blocked[1])
+        if blocked := fields_of(path).get("SigBlk"):  # else it has ended
+            yield blocked
 
 
 def _of_our_signal(mask: str) -> int:
