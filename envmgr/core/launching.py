@@ -151,10 +151,16 @@ def build_all(engine: Engine) -> None:
         ConfigError: a factory cannot be sent to a host; nothing was started.
     """
     await_units(engine)
+    supervisor = engine.supervisor
+    if not supervisor.repair.launch_failures:  # of a host that was started before, for its spaces:
+        # no other is started for that
+        env_ids = [env.env_id for env in supervisor.hosts.envs]
+        engine.uninterrupted(partial(supervisor.start_hosts, env_ids))
+    _await_built(engine)
+
+
+def _await_built(engine: Engine) -> None:
     envs, starts = engine.supervisor.hosts.envs, engine.supervisor.hosts.starts
-    if not engine.supervisor.repair.launch_failures:  # of a host that was started before, for its
-        # spaces: no other is started for that
-        engine.uninterrupted(partial(engine.supervisor.start_hosts, [s.env_id for s in envs]))
     failures = engine.supervisor.repair.launch_failures
 
     def is_over(env: ManagedEnv) -> bool:
@@ -174,6 +180,7 @@ def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
     supervisor = engine.supervisor
     states, spares, starts = supervisor.states, supervisor.spares, supervisor.hosts.starts
     failures = supervisor.repair.launch_failures
+    _await_built(engine)  # a worker may have died since, while others answered calls
     engine.uninterrupted(supervisor.begin_episodes)
     await_all(
         engine,

@@ -317,6 +317,22 @@ def test_what_waking_the_worker_costs_is_measured_before_it_is_reset(
     assert found.choice.num_workers == 1
 
 
+def test_a_worker_that_dies_while_its_waking_is_measured_means_one_worker_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = config(max_retry=3)
+    engine, transport, _ = launched(Worker(), wanted)
+
+    def measured(asked: Engine) -> None:
+        transport.die(0)
+        asked.collect()
+
+    monkeypatch.setattr("envmgr.calibrate.measure_wake_up", measured)
+    found = tried(engine, wanted)
+    assert found.choice.num_workers == 8
+    assert "killed by SIGKILL" in found.choice.reason
+
+
 @pytest.mark.parametrize("during", [Op.HELLO, Op.RESET, Op.APPLY])
 @pytest.mark.parametrize(
     ("fault", "text"),

@@ -271,6 +271,21 @@ def test_a_host_that_dies_before_the_others_are_built_fails_the_launch(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_host_that_is_known_to_have_died_before_the_first_reset_fails_the_launch(
+    num_workers: int,
+) -> None:
+    rig = Rig(2, answer=FakeEnvs(), num_workers=num_workers)
+    with rig.engine.calling:
+        build_envs(rig.engine, same_spaces=True)
+        rig.transport.die(1)
+        rig.engine.collect()
+        with pytest.raises(LaunchError) as caught:
+            begin_envs(rig.engine, None)
+    assert caught.value.failures[1].during == "idle"
+    assert all(op is not Op.RESET for host in rig.transport.hosts.values() for op, _ in host.told)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_numbers_that_are_to_raise_fail_a_launch_at_once(num_workers: int) -> None:
     policy = FailurePolicy(max_retry=3)
     rig = Rig(2, policy=policy, num_workers=num_workers, raise_non_finite=True)
