@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -301,3 +302,37 @@ def test_who_is_waited_for(
     monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": state, "ShdPnd": pending})
     monkeypatch.setattr(stacks, "_blocked_by_threads", lambda pid: iter(blocked))
     assert stacks._patience_s(1) == patience_s
+
+
+def test_a_worker_that_cannot_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = pass_time_by_looking(monkeypatch)
+    monkeypatch.setattr(stacks, "_patience_s", lambda pid: 0.004)
+    assert Stacks().of(1).startswith("no stacks: ")
+    assert clock[0] - 100.0 < 0.01
+
+
+def test_of_a_process_that_blocks_all_signals_nothing_is_awaited() -> None:
+    number = STACKS_SIGNAL
+    assert number is not None
+    script = "import signal; signal.pthread_sigmask(0, signal.valid_signals()); print(input(1))"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"1"
+        assert stacks._patience_s(process.pid) == 0.1, "no signal is pending"
+        os.kill(process.pid, number)
+        assert stacks._patience_s(process.pid) == 0.004, "its only thread blocks them all"
+        process.kill()
+
+
+def test_a_process_that_runs_a_handler_of_the_signal_is_told_from_others() -> None:
+    number = STACKS_SIGNAL
+    assert number is not None
+    assert stacks._patience_s(os.getpid()) == 0.1
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        assert stacks._patience_s(os.getpid()) == inf
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        assert stacks._patience_s(os.getpid()) == 0.1, "it blocks them all"
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
