@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import re
 import socket
@@ -86,6 +87,66 @@ def test_a_manager_that_closes_does_not_wait_long_for_a_server_that_takes_nothin
     spawner.close()
     ready.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("failing", ["__init__", "add"])
+def test_a_server_that_cannot_be_watched_for_want_of_fds_does_not_stay_behind(
+    monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    spawner: Any = ServerSpawner(WorkerSettings())
+    ready = ReadySet()
+    spawner.report_to(ready)
+    done: list[str] = []
+    ends: list[socket.socket] = []
+    process = SimpleNamespace(
+        kill=lambda directly: done.append("killed"),
+        wait=lambda timeout: done.append("reaped"),
+        forget=lambda: done.append("forgotten"),
+    )
+
+    def start(theirs: socket.socket, ours: socket.socket) -> Any:
+        ends.append(theirs.dup())
+        return process
+
+    def fail(*args: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(spawner, "_start_server", start)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReadySet, failing, fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            spawner._ensure_server()
+    assert done[-3:] == ["killed", "reaped", "forgotten"]
+    assert ends[0].recv(1) == b"", "its connection is closed"
+    assert spawner._first_link() is None
+    assert spawner._ensure_server().is_open, "the next one is another one"
+    spawner.close()
+    ready.close()
+    for end in ends:
+        end.close()
+
+
+def test_a_branch_that_cannot_be_watched_for_want_of_fds_is_given_up_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spawner: Any = ServerSpawner(WorkerSettings(), PreloadRules(("json",)))
+    ready = ReadySet()
+    spawner.report_to(ready)
+    ours, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    spawner._watch(ServerLink(ours))
+
+    def fail(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "envmgr"):
+        patch.setattr(ReadySet, "add", fail)
+        spawner.preload(())
+    assert spawner.is_prepared, "nobody waits for it"
+    assert "cannot preload it: json ([Errno 28] No space left on device)" in caplog.text
+    assert [link.number for link in spawner._links] == [0], "the first one is still there"
+    spawner.close()
+    ready.close()
+    server_end.close()
 
 
 def test_in_a_trainer_nobody_takes_the_exit_status_of_children_that_are_not_envmgrs() -> None:

@@ -183,8 +183,8 @@ class Preloading:
         self.opening = link = ServerLink(ours, parent, next(NUMBERS), wanted)
         link.begin(-1, self._rules.limit_s + _START_S)
         with theirs:
-            self._watch(link)
             try:
+                self._watch(link)
                 data = wanted.to_bytes()
                 parent.send(server.BRANCH, link.number, 0, data, [theirs.fileno()])
             except OSError as error:

@@ -128,7 +128,11 @@ class ServerSpawner(Spawner):
             ours.close()
             raise
         first = ServerLink(ours)
-        self._watch(first)
+        try:
+            self._watch(first)
+        except BaseException:  # no fd, perhaps: the server is not to stay behind
+            self._drop_server()
+            raise
         return first
 
     def _first_link(self) -> ServerLink | None:
@@ -136,9 +140,9 @@ class ServerSpawner(Spawner):
         return next((link for link in self._links if link.parent is None), None)
 
     def _watch(self, link: ServerLink) -> None:
+        self._links.append(link)  # first: who fails here lets go of it by that
         if self._endings is None:
             self._endings = ReadySet()  # stays the same for a new server
-        self._links.append(link)
         keep_from_children(link.control.fileno())
         self._ready.add(link.control)
         self._endings.add(link.control)
