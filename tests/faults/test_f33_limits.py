@@ -20,6 +20,7 @@ import pytest
 
 from envmgr.errors import EnvCrash, LaunchError
 from envmgr.transport.process.multiprocessing_spawner import MultiprocessingSpawner
+from envmgr.transport.ready import ReadySet
 from tests.contract.harness import (
     ALL_MESSAGE,
     DEFAULT,
@@ -157,6 +158,37 @@ def test_f33_without_fds_a_renewal_fails_and_is_tried_again(world: World, setup:
 
 
 # -- memory ---------------------------------------------------------------------------------------
+
+
+@setups
+def test_f33_whatever_cannot_be_watched_during_launch_leaves_nothing(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the kernel allows no more watches (`fs.epoll.max_user_watches`)."""
+    add, fails_at, n_adds = ReadySet.add, 0, 0
+
+    def add_unless(self: ReadySet, item: Any) -> None:
+        nonlocal n_adds
+        n_adds += 1
+        if n_adds == fails_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self, item)
+
+    world.make(setup, 2).close()  # with it comes what stays, as a fork server
+    monkeypatch.setattr(ReadySet, "add", add_unless)
+    before = n_open()
+    while n_adds >= fails_at:
+        fails_at, n_adds = fails_at + 1, 0
+        manager = world.make(setup, 2, launch=False, max_retry=1)
+        try:
+            manager.launch()
+        except LaunchError as error:
+            assert "No space left on device" in str(error)
+        else:
+            assert [*ready_all(manager)] == [0, 1]
+        manager.close()
+        assert n_open() == before, f"the watch {fails_at} has left something"
+    assert fails_at > 5
 
 
 def run_script(folder: Path, body: str, *, prefix: tuple[str, ...] = (), **env: str) -> Any:

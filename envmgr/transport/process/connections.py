@@ -115,10 +115,17 @@ class Connections:
             host_id: the host.
             index: the index of the host, at which its messages are counted.
             channel: the parent's end.
+
+        Raises:
+            OSError: it cannot be watched; it is closed then.
         """
+        try:
+            self._ready.add(channel)
+        except OSError:
+            channel.close()
+            raise
         for fd in channel.fds:
             keep_from_children(fd)
-        self._ready.add(channel)
         channel.host_id, channel.index = host_id, index
         self.by_host[host_id] = channel
 

@@ -109,7 +109,6 @@ class MultiprocessingSpawner(Spawner):
         _keep_from_exit_handler(process)
         if process.pid is not None:
             self._pids[spec.host_id] = process.pid
-        self._ready.add(self.death_of(spec.host_id))
         return channel
 
     def _prepare(self) -> None:
@@ -132,11 +131,15 @@ class MultiprocessingSpawner(Spawner):
             pidfd = os.pidfd_open(process.pid)
             try:
                 self._endings.add(pidfd)
+                self._ready.add(pidfd)
             except OSError:
+                self._endings.discard(pidfd)
                 os.close(pidfd)
                 raise
             keep_from_children(pidfd)
             self._pidfds[host_id] = pidfd
+        else:
+            self._ready.add(process.sentinel)
         self._processes[host_id] = process
 
     def _connection(self) -> tuple[Channel, tuple[Connection, ...]]:

@@ -119,8 +119,13 @@ class ProcessTransport(Transport):
             except (OSError, LaunchError) as error:
                 self.arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
-            self._connections.add(spec.host_id, spec.index, channel)
             self._alive[spec.host_id] = spec.index
+            try:
+                self._connections.add(spec.host_id, spec.index, channel)
+            except OSError as error:
+                self.arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
+                self.kill(spec.host_id)
+                continue
             self.send(spec.host_id, encode(Message(Op.HELLO, 0, 0, UNANSWERED, payload)))
 
     def _start(self, spec: HostSpec) -> Channel:
