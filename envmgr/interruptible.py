@@ -7,12 +7,36 @@ with conditions written in Python. If a handler raises in one at the wrong momen
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import threading
+from operator import methodcaller
 from time import monotonic
+from types import FrameType
+from typing import Any
 
 _LOOK_EVERY_S = 0.05
+
+_call: Any = methodcaller("__call__")
+_WITHOUT_COLLECTION = (gc.disable, sys._current_frames, gc.enable)
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by its ident.
+
+    As `sys._current_frames`, with which Python 3.11 can stand still for ever: it makes objects
+    while it holds the lock by which threads end. If they bring about a garbage collection, in which
+    a callback lets other threads run, one that ends waits for that lock, and keeps the GIL.
+    """
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        return sys._current_frames()
+    try:  # one call of C: neither another thread nor a signal handler comes in between
+        _, frames, _ = list(map(_call, _WITHOUT_COLLECTION))
+    except MemoryError:
+        gc.enable()
+        raise
+    return frames  # type: ignore[no-any-return]
 
 
 def start_thread(thread: threading.Thread) -> None:
@@ -44,7 +68,7 @@ def join_thread(thread: threading.Thread, timeout_s: float | None = None) -> Non
         timeout_s: for so long at most; None for ever.
     """
     due = math.inf if timeout_s is None else monotonic() + timeout_s
-    while thread.is_alive() and thread.ident in sys._current_frames():
+    while thread.is_alive() and thread.ident in frames_of_threads():
         left_s = min(due - monotonic(), _LOOK_EVERY_S)
         if left_s <= 0.0:
             return

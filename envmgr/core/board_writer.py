@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 from envmgr.core.activities import activities_of
 from envmgr.core.engine import Engine, Follower
 from envmgr.errors import EnvFailure
-from envmgr.interruptible import join_thread, start_thread
+from envmgr.interruptible import frames_of_threads, join_thread, start_thread
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process.threads import thread_name
 from envmgr.types import Clock
@@ -204,7 +203,7 @@ class BoardWriter:
             board.call_since[0] = now
         ident = threading.main_thread().ident or 0
         # The frame has no name here: if it is this one, the board would stay open with it.
-        calls = _calls(sys._current_frames().get(ident))
+        calls = _calls(frames_of_threads().get(ident))
         put_text(board.where, "\n".join(itertools.islice(calls, _MOST_CALLS)))
 
 

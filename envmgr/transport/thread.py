@@ -7,7 +7,6 @@ memory that it uses is left to it (docs/decisions/0023), and it ends when the en
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 import traceback
@@ -20,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.interruptible import join_thread, start_thread
+from envmgr.interruptible import frames_of_threads, join_thread, start_thread
 from envmgr.transport.alarm import stack_text
 from envmgr.transport.base import HostDied
 from envmgr.transport.outbox import Outbox, OutboxTransport
@@ -236,5 +235,5 @@ def _run(spec: HostSpec, inbox: QueueInbox, outbox: Outbox, **given: Any) -> Non
 
 def stack_of(thread: threading.Thread) -> str:
     """Return the stack of a thread that runs envs, without envmgr's calls around the env's."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    frame = frames_of_threads().get(thread.ident or 0)
     return "" if frame is None else stack_text(traceback.extract_stack(frame))

@@ -39,6 +39,7 @@ _DELIVERING = {
     "recv_arrays": ("returning",),
     "step_wait": ("step",),
     "_step": ("step",),
+    "_step_taken": ("step",),
     "_gather_some": ("_under_way",),
     "reset": ("unseen",),
     "_reset": ("unseen",),

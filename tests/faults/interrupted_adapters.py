@@ -143,7 +143,10 @@ class Driver(ABC):
         return {}
 
     def reset_first(self) -> Mapping[int, Any] | None:
-        """Reset env 0 alone, where that can be done at any time: its observation."""
+        """Reset env 0 alone, where that can be done at any time: its observation.
+
+        And what the others show then, where the trainer is given that, too.
+        """
         return None
 
     @property
@@ -234,10 +237,22 @@ class Trained:
                 self._follow(error)
                 continue
             if obs is not None:
-                self._was_reset(obs)
-                self._sent.pop(0, None)
+                self._first_was_reset(obs)
             return
         raise AssertionError("wedged: an env alone cannot be reset")
+
+    def _first_was_reset(self, obs: Mapping[int, Any]) -> None:
+        """Check what was shown with a reset of env 0 alone.
+
+        The others show what they showed before, or begin, as after a reset that was interrupted.
+        """
+        begun = {i: shown for i, shown in obs.items() if i == 0 or not self._is_at(i, shown)}
+        self._was_reset(begun)
+        for env_id in begun:
+            self._sent.pop(env_id, None)
+
+    def _is_at(self, env_id: int, shown: Any) -> bool:
+        return tuple(shown[1:]) == (self._steps[env_id], self._ever[env_id])
 
     def _was_reset(self, obs: Mapping[int, Any]) -> None:
         """Check the first observations of episodes that were asked for."""
@@ -385,10 +400,13 @@ class Trained:
     def _sees_to(self, name: str, results: list[Any], *, is_past: bool) -> None:
         """Take what a call has returned."""
         kind = name.partition(" ")[0]
-        if name in (_OF_ONE, _OF_ENDED):
+        if name == _OF_ENDED:
             if results:
                 self._was_reset(results[0])
-            elif name == _OF_ONE:
+        elif name == _OF_ONE:
+            if results:
+                self._first_was_reset(results[0])
+            else:
                 self._perhaps_reset.add(0)
         elif results and kind in ("step", "finish"):
             self._take(self.driver.outcome(results[0]))
@@ -483,8 +501,7 @@ class Gymnasium(InHalves):
 
     def reset_first(self) -> Mapping[int, Any]:
         """As `Driver`."""
-        obs = self.env.reset(options={"reset_mask": np.arange(N) == 0})[0]
-        return {0: obs[0]}
+        return dict(enumerate(self.env.reset(options={"reset_mask": np.arange(N) == 0})[0]))
 
     def outcome(self, result: Any) -> Outcome:
         """As `Driver`."""

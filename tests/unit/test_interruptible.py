@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +18,13 @@ from typing import Any
 import pytest
 
 import envmgr
-from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
+from envmgr import interruptible
+from envmgr.interruptible import (
+    InterruptibleEvent,
+    frames_of_threads,
+    join_thread,
+    start_thread,
+)
 from tests.faults.interrupting import Interrupted, Point, act_at, handlers
 
 PACKAGE = Path(envmgr.__file__).parent
@@ -131,6 +140,72 @@ def test_a_thread_is_waited_for_as_long_as_told() -> None:
     join_thread(thread)
 
 
+def test_nothing_is_collected_while_the_frames_of_threads_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collects: list[bool] = []
+
+    def listed() -> dict[int, Any]:
+        collects.append(gc.isenabled())
+        if len(collects) == 3:
+            raise MemoryError
+        return {}
+
+    monkeypatch.setattr(sys, "version_info", (3, 11))
+    monkeypatch.setattr(interruptible, "_WITHOUT_COLLECTION", (gc.disable, listed, gc.enable))
+    monkeypatch.setattr(sys, "_current_frames", listed)
+    was_enabled = gc.isenabled()
+    try:
+        gc.enable()
+        assert frames_of_threads() == {}
+        assert gc.isenabled()
+        gc.disable()
+        assert frames_of_threads() == {}
+        assert not gc.isenabled(), "as whoever has disabled it wants it"
+        gc.enable()
+        with pytest.raises(MemoryError):
+            frames_of_threads()
+        assert gc.isenabled()
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+    assert collects == [False] * 3
+
+
+def test_the_frames_of_threads_can_be_listed_while_threads_end() -> None:
+    """With Python 3.11 `sys._current_frames` stands still here within a second."""
+    code = """
+        import gc, os, sys, threading, weakref
+        from envmgr.interruptible import frames_of_threads
+
+        class Cycle:
+            pass
+
+        def lets_others_run(reference):
+            for _ in range(200):
+                pass
+
+        def start_threads():
+            while True:
+                thread = threading.Thread(target=int)
+                thread.start()
+                thread.join()
+
+        for _ in range(4):
+            threading.Thread(target=start_threads, daemon=True).start()
+        sys.setswitchinterval(1e-5)
+        gc.set_threshold(5)
+        for _ in range(50):
+            references = []
+            for _ in range(1000):
+                cycle = Cycle()
+                cycle.itself = cycle
+                references.append(weakref.ref(cycle, lets_others_run))
+                frames_of_threads()
+        os._exit(0)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=50, check=True)
+
+
 def test_an_event_that_is_set_is_set_for_all_and_for_good() -> None:
     event, ended = InterruptibleEvent(), list[bool]()
     threads = [threading.Thread(target=lambda: ended.append(event.wait())) for _ in range(4)]
@@ -181,7 +256,7 @@ def test_nothing_of_envmgr_waits_otherwise() -> None:
         r"threading\.(Event|Condition|Semaphore|BoundedSemaphore|Barrier|Timer)\("
         r"|\bqueue\.(Queue|LifoQueue|PriorityQueue)\("
         r"|Thread\(.*\)\.start\(\)|\b_?thread\.(start|join)\(|\bself\.join\("
-        r"|while .*\.is_alive\(\)"
+        r"|while .*\.is_alive\(\)|_current_frames"
     )
     waiting = {
         path.relative_to(PACKAGE).as_posix()
