@@ -31,12 +31,13 @@ def frames_of_threads() -> dict[int, FrameType]:
     """
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return sys._current_frames()
-    try:  # one call of C: neither another thread nor a signal handler comes in between
-        _, frames, _ = list(map(_call, _WITHOUT_COLLECTION))
+    try:
+        # One call of C: neither another thread nor a signal handler comes in between. They have no
+        # name here: this frame is one of them, and would stay with all that its callers hold.
+        return list(map(_call, _WITHOUT_COLLECTION))[1]  # type: ignore[no-any-return]
     except MemoryError:
         gc.enable()
         raise
-    return frames  # type: ignore[no-any-return]
 
 
 def start_thread(thread: threading.Thread) -> None:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -169,6 +170,24 @@ def test_nothing_is_collected_while_the_frames_of_threads_are_listed(
     finally:
         (gc.enable if was_enabled else gc.disable)()
     assert collects == [False] * 3
+
+
+def test_who_lists_the_frames_of_threads_keeps_nothing_of_their_callers_alive() -> None:
+    class Held:
+        pass
+
+    def lists() -> Any:
+        held = Held()
+        found = frames_of_threads().get(threading.get_ident())
+        assert found is not None
+        names = []
+        while found is not None:
+            names.append(found.f_code.co_name)
+            found = found.f_back
+        assert "lists" in names, "its callers are seen"
+        return weakref.ref(held)
+
+    assert lists()() is None, "not by a cycle, until it is collected"
 
 
 def test_the_frames_of_threads_can_be_listed_while_threads_end() -> None:
