@@ -230,21 +230,21 @@ def _used() -> dict[str, int]:
 
 
 @in_c
-def test_no_reference_is_kept_and_none_is_given_back_twice_whatever_comes() -> None:
-    def cases(seed: int) -> None:
+@pytest.mark.parametrize("seed", [5, 6])  # in the latter, episodes end in place
+def test_no_reference_is_kept_and_none_is_given_back_twice_whatever_comes(seed: int) -> None:
+    def cases() -> None:
         worker_cases(seed, 120, Counter())
         trainer_cases(seed, 120, Counter())
 
-    for seed in (5, 6):  # in the latter, episodes end in place
-        cases(seed)
-        looks = [_used()]
-        for _ in range(5):
-            cases(seed)
-            looks.append(_used())
-        # What Python keeps for a while comes and goes; what is not given back comes each time.
-        for name in looks[0]:
-            grown = [after[name] - before[name] for before, after in itertools.pairwise(looks)]
-            assert min(map(abs, grown)) < 100, (seed, name, grown)
+    cases()
+    looks = [_used()]
+    for _ in range(5):
+        cases()
+        looks.append(_used())
+    # What Python keeps for a while comes and goes; what is not given back comes each time.
+    for name in looks[0]:
+        grown = [after[name] - before[name] for before, after in itertools.pairwise(looks)]
+        assert min(map(abs, grown)) < 100, (name, grown)
 
 
 TIMES = 400
