@@ -255,8 +255,8 @@ class CollectLoop:
                 n_kept = self._keep_ended(env_id, episode, n_kept, record)
         if self._keep_episodes:
             self.episodes[books.statistics.n_ended - self._n_before :] = records
+        self._pending.difference_update(timesteps)  # first: what is in the books is over
         self._books = Books(under_way, statistics, n_ended, n_kept, self._loop.gathered[0])
-        self._pending.difference_update(timesteps)
         if into is not None:
             into += records
         if self._on_episode is not None:

@@ -29,6 +29,7 @@ class FakeManager:
         episode_num: episodes of each env before it is DONE; abnormal ones do not count.
         auto_reset: whether a new episode begins by itself.
         seed: in the config.
+        gathers_per_reset: how many gathers an automatic reset goes on for.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class FakeManager:
         episode_num: float = float("inf"),
         auto_reset: bool = True,
         seed: Any = None,
+        gathers_per_reset: int = 0,
     ) -> None:
         self.env_num = len(lengths)
         self.cfg = SimpleNamespace(seed=seed, copy_on_get=True)
@@ -54,6 +56,8 @@ class FakeManager:
         self._take = take
         self._episode_num = episode_num
         self._auto_reset = auto_reset
+        self._gathers_per_reset = gathers_per_reset
+        self._resetting: dict[int, int] = {}
         self._lengths: list[Iterator[int]] = [cycle(one) for one in lengths]
         self._length = [next(one) for one in self._lengths]
         self._step = [0] * self.env_num
@@ -81,6 +85,8 @@ class FakeManager:
 
     @property
     def ready_obs(self) -> Any:
+        if not self.ready_env:  # it waits for one
+            self._reset_goes_on(self._gathers_per_reset)
         if not self.ready_env and not self.done:
             raise NothingReadyError("nothing is ready")
         return {i: (i, self._step[i]) for i in self.ready_env}
@@ -94,7 +100,15 @@ class FakeManager:
     def recv(self, min_ready: Any = None, timeout_s: Any = None) -> dict[int, EnvTimestep]:
         if not self._pending:
             raise NothingReadyError("nothing is outstanding")
+        self._reset_goes_on(1)
         return {i: self._deliver(i) for i in self._take(sorted(self._pending))}
+
+    def _reset_goes_on(self, n_gathers: int) -> None:
+        for env_id, left in list(self._resetting.items()):
+            self._resetting[env_id] = left - n_gathers
+            if left <= n_gathers:
+                del self._resetting[env_id]
+                self._state[env_id] = EnvState.RUN
 
     def reset(self, params: Mapping[int, Any]) -> None:
         self.resets.append(list(params))
@@ -117,6 +131,9 @@ class FakeManager:
             return EnvTimestep(obs, float(step), False, {"terminated": False, "truncated": False})
         self._step[env_id] = 0
         self._length[env_id] = next(self._lengths[env_id])
+        if self._gathers_per_reset and self._auto_reset:
+            self._state[env_id] = EnvState.RESET
+            self._resetting[env_id] = self._gathers_per_reset
         if length < 0:
             error = self._errors[env_id]
             info = {"abnormal": True, "terminated": False, "truncated": True, "error": error}

@@ -161,6 +161,29 @@ class TestInterrupts:
                 assert kept == [r for r in collector.episodes if r.length > r.abnormal], point
         assert n_struck > 50
 
+    def test_do_not_have_it_wait_for_what_is_counted_already(self) -> None:
+        def prepared() -> tuple[FakeManager, Any]:
+            manager = FakeManager(
+                [[3], [1], [1]], take=lambda pending: pending[-1:], gathers_per_reset=3
+            )
+            collector = made(StepCollector, manager)
+            collector.collect(1)
+            return manager, collector
+
+        collector = prepared()[1]
+        points = [
+            point
+            for point in points_of(lambda: collector.collect(4))
+            if point.code is StepCollector._account.__code__
+        ]
+        for point in points:
+            manager, collector = prepared()
+            with pytest.raises(KeyboardInterrupt):
+                interrupt_at(point, partial(collector.collect, 4), signal.SIGINT)
+            collector.collect(4)  # while an env is still being reset
+            assert collector.statistics.steps == len(manager.executed), point
+        assert len(points) > 20
+
 
 class TestPolicies:
     def test_of_batches_act_by_env(self) -> None:
