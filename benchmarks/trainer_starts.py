@@ -92,7 +92,9 @@ def main() -> None:
     for _ in range(ROUNDS):
         for context in contexts:
             command = [sys.executable, "-W", "ignore", __file__, "--one", trainer, context]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(done.stderr)
             imports_s, times, cpu_s = json.loads(done.stdout.splitlines()[-1])
             found[context].append((imports_s, *times))
             ready = "  ".join(f"{took_s:5.2f}" for took_s in times)
