@@ -1,8 +1,8 @@
 """How long trainers wait for envs: `python trainer_starts.py ding|tianshou [CONTEXT ...]`.
 
 Runs each context in a process of its own, in turns, three times: there a first manager of 8
-CartPoles is launched, and two more while it is open. To be run with an environment that has the
-trainer (see install.py). Prints seconds, and seconds of processor time of all processes; ends with
+CartPoles is launched, and two more while it is open. To be run with an environment that has envmgr
+and the trainer. Prints seconds, and seconds of processor time of all processes; ends with
 1 if, by the medians, envs are ready later than is promised with `context: server`.
 """
 

@@ -152,8 +152,8 @@ def build_all(engine: Engine) -> None:
     """
     await_units(engine)
     supervisor = engine.supervisor
-    if not supervisor.repair.launch_failures:  # of a host that was started before, for its spaces:
-        # no other is started for that
+    # A host that was started before, for its spaces, may have failed: then no other is started.
+    if not supervisor.repair.launch_failures:
         env_ids = [env.env_id for env in supervisor.hosts.envs]
         engine.uninterrupted(partial(supervisor.start_hosts, env_ids))
     _await_built(engine)

@@ -157,39 +157,69 @@ def test_f33_without_fds_a_renewal_fails_and_is_tried_again(world: World, setup:
     assert manager.env_states[0].name == "RUN"
 
 
-# -- memory ---------------------------------------------------------------------------------------
+@contextmanager
+def refused_watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Refuse one watch, as where the kernel allows no more (`fs.epoll.max_user_watches`).
+
+    Yields:
+        How many there were, `n`, and which one is `refused`, from 1.
+    """
+    add, watches = ReadySet.add, {"n": 0, "refused": 0}
+
+    def add_unless(self: ReadySet, item: Any) -> None:
+        watches["n"] += 1
+        if watches["n"] == watches["refused"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self, item)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReadySet, "add", add_unless)
+        yield watches
 
 
 @setups
 def test_f33_whatever_cannot_be_watched_during_launch_leaves_nothing(
     world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the kernel allows no more watches (`fs.epoll.max_user_watches`)."""
-    add, fails_at, n_adds = ReadySet.add, 0, 0
-
-    def add_unless(self: ReadySet, item: Any) -> None:
-        nonlocal n_adds
-        n_adds += 1
-        if n_adds == fails_at:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        add(self, item)
-
     world.make(setup, 2).close()  # with it comes what stays, as a fork server
-    monkeypatch.setattr(ReadySet, "add", add_unless)
     before = n_open()
-    while n_adds >= fails_at:
-        fails_at, n_adds = fails_at + 1, 0
-        manager = world.make(setup, 2, launch=False, max_retry=1)
-        failed = ""
-        try:
-            manager.launch()
+    with refused_watches(monkeypatch) as watches:
+        while watches["n"] >= watches["refused"]:
+            watches.update(n=0, refused=watches["refused"] + 1)
+            manager = world.make(setup, 2, launch=False, max_retry=1)
+            failed = ""
+            try:
+                manager.launch()
+                assert [*ready_all(manager)] == [0, 1]
+            except LaunchError as error:
+                failed = str(error)
+            assert not failed or "No space left on device" in failed
+            manager.close()
+            assert n_open() == before, f"the watch {watches['refused']} has left something"
+    assert watches["refused"] > 5
+
+
+@setups
+def test_f33_a_renewal_that_cannot_be_watched_is_tried_again(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = world.make(setup, 2, max_failures=50, retry_waiting_time=0.01)
+    with refused_watches(monkeypatch) as watches:
+        while watches["n"] >= watches["refused"]:
+            watches.update(n=0, refused=watches["refused"] + 1)
+            ready_all(manager)
+            failures = manager.stats()["failures"]
+            os.kill(world.pid(0), signal.SIGKILL)
+            assert isinstance(step_all(manager, {0: 1, 1: 1})[0].info["error"], EnvCrash)
             assert [*ready_all(manager)] == [0, 1]
-        except LaunchError as error:
-            failed = str(error)
-        assert not failed or "No space left on device" in failed
-        manager.close()
-        assert n_open() == before, f"the watch {fails_at} has left something"
-    assert fails_at > 5
+            refused = watches["n"] >= watches["refused"]
+            assert manager.stats()["failures"] == failures + 1 + refused
+            if refused:
+                assert "No space left on device" in manager.stats()["latest_failures"][-1]
+    assert watches["refused"] > 1, "none was refused"
+
+
+# -- memory ---------------------------------------------------------------------------------------
 
 
 def run_script(folder: Path, body: str, *, prefix: tuple[str, ...] = (), **env: str) -> Any:

@@ -29,7 +29,7 @@ from envmgr.wire.channel import BELL, BELL_ASKED, BELL_VALUE, BELL_VALUE_ASKED, 
 from envmgr.wire.frames import Frame, encode
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, Message, Op
-from envmgr.wire.pipe_channel import Channel, PipeChannel
+from envmgr.wire.pipe_channel import PipeChannel
 
 _TERMINATE_S = 0.4
 _CHANNELS = (FrameChannel, PipeChannel)
@@ -115,25 +115,25 @@ class ProcessTransport(Transport):
         setup = [self._worker_setup.setup_of(spec, has_buffer=has_buffer) for spec in specs]
         for spec, payload in zip(specs, setup, strict=True):
             try:
-                channel = self._start(spec)
+                self._start(spec)
             except (OSError, LaunchError) as error:
                 self.arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
-            self._alive[spec.host_id] = spec.index
-            try:
-                self._connections.add(spec.host_id, spec.index, channel)
-            except OSError as error:
-                self.arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
-                self.kill(spec.host_id)
-                continue
             self.send(spec.host_id, encode(Message(Op.HELLO, 0, 0, UNANSWERED, payload)))
 
-    def _start(self, spec: HostSpec) -> Channel:
+    def _start(self, spec: HostSpec) -> None:
+        host_id = spec.host_id
         try:
-            return self._spawner.start(spec, self._shared.prepare(spec))
+            channel = self._spawner.start(spec, self._shared.prepare(spec))
+            try:
+                self._connections.add(host_id, spec.index, channel)
+            except OSError:  # it counts as not started; its death is nothing more to anybody
+                self._spawner.signal(host_id, SIGKILL)
+                raise
         except BaseException:
-            self._shared.drop_bell(spec.host_id)
+            self._shared.drop_bell(host_id)
             raise
+        self._alive[host_id] = spec.index
 
     def kill(self, host_id: int) -> None:
         """Send SIGKILL to the worker and its children; HostDied follows once it is reaped."""
