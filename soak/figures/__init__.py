@@ -33,7 +33,7 @@ ENTRIES = {
     "leaks": "what renewals leave behind",
     "starvation": "how soon an env is ready again while its neighbours are stepped without a pause",
     "interrupts": "what signals at any point of a call leave behind",
-    "trained-interrupts": "what they leave behind in adapters and collectors",
+    "trained-interrupts": "what interrupts leave behind in adapters and collectors",
     "leases": "leases while envs crash and hang, workers are killed, and users are cancelled",
     "crash-loop": "what an env costs that dies again and again",
     "launches": "launches while envs fail",
