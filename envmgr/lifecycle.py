@@ -179,17 +179,6 @@ def _targets(edges: Mapping[Any, Any]) -> bytes:
     return bytes(targets)
 
 
-class StateTable(TransitionTable[EnvState, Event]):
-    """The states of envs; all begin in VOID.
-
-    Args:
-        count: how many envs.
-    """
-
-    def __init__(self, count: int) -> None:
-        super().__init__(TRANSITIONS, EnvState, count)
-
-
 def edges(transitions: Mapping[E, Mapping[S, S]]) -> Sequence[tuple[S, E, S]]:
     """Return every legal edge of a table, in its order."""
     return [

@@ -7,8 +7,8 @@ is here once:
   refuses managers that may lose rows, gathers all rows of `async_subprocess` too, and applies
   `on_failure`. An adapter calls `reset`, `send` and `receive`, and `first_obs` for the envs whose
   episodes have ended.
-- `failures` has what becomes of a failed env: `plain_info` cleans an info of what is the manager's
-  own and turns errors into text; `raise_in_trainer` is what `on_failure="raise"` does.
+- `on_failure` has what becomes of a failed env: `plain_info` cleans an info of what is the
+  manager's own and turns errors into text; `raise_in_trainer` is what `on_failure="raise"` does.
 - `requirements.missing` is the error for a trainer that is not installed.
 
 A module imports its trainer at its top: nothing imports the module before it is asked for.

@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from envmgr.adapters.on_failure import failure_of, raise_in_trainer, raises
+from envmgr.adapters.on_failure import raise_in_trainer, raises
 from envmgr.adapters.rows import PlainInfos, RowIds, Rows, joined
 from envmgr.env.agent_rows import refuse_agents
 from envmgr.errors import (
@@ -19,6 +19,7 @@ from envmgr.errors import (
     UnknownEnvError,
 )
 from envmgr.manager import ArrayBatch, EnvManager
+from envmgr.outcomes import failure_in
 from envmgr.spaces import rows_of
 from envmgr.spaces.reading import Unreadable, read_list
 from envmgr.types import Once
@@ -376,7 +377,7 @@ class FixedBatches:
         if self._raises:
             for batch in batches:
                 for position in batch.abnormal:
-                    failure = failure_of(batch.infos[position])
+                    failure = failure_in(batch.infos[position])
                     if failure is not None:
                         return failure
         return None

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from envmgr.adapters.on_failure import failure_of, plain_info
+from envmgr.adapters.on_failure import plain_info
 from envmgr.errors import EnvFailure
+from envmgr.outcomes import failure_in
 from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.views import DictView, TreeView
 
@@ -137,7 +138,7 @@ class Ends:
             except (TypeError, ValueError):
                 total = 0.0
         else:
-            failure = failure_of(info)
+            failure = failure_in(info)
             if failure is not None:
                 known = known._replace(failures={**known.failures, env_id: failure})
             if known.n_infos and isinstance(info, MutableMapping):

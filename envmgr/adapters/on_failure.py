@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from envmgr.config.checks import check_value, choice, or_null
 from envmgr.errors import (
     ConfigError,
-    EnvFailure,
     EnvManagerError,
     EnvRaised,
     FailuresExhaustedError,
@@ -89,13 +88,3 @@ def _builtin_exception(name: str, message: str) -> Exception | None:
         return cls(message)
     except TypeError:  # such as UnicodeDecodeError, which is built of five values
         return None
-
-
-def failure_of(info: Any) -> EnvFailure | None:
-    """Return the failure that an abnormal timestep's info holds, or None."""
-    parts = info if isinstance(info, (list, tuple)) else [info]
-    for part in parts:
-        error = part.get("error") if isinstance(part, Mapping) and part.get("abnormal") else None
-        if isinstance(error, EnvFailure):
-            return error
-    return None

@@ -243,17 +243,15 @@ class _Rollout:
     def _tool(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool in the env's worker; return what it returns, raise what it raises."""
         with self._calling:
-            if self._slot is None:
-                raise EnvNotReadyError(
-                    "the environment of this rollout has failed, or was not reset yet: no tool can "
-                    "be called until the next reset"
-                )
             return self._step(MethodCall(name, args, kwargs)).result()
 
     def _step(self, call: MethodCall) -> Answer:
         slot = self._slot
         if slot is None:
-            raise EnvNotReadyError("the environment of this rollout was not reset")
+            raise EnvNotReadyError(
+                "the environment of this rollout has failed, or was not reset yet: no tool can be "
+                "called until the next reset"
+            )
         timestep = slot.step(call)
         failure = failure_in(timestep.info)
         if failure is not None:

@@ -17,6 +17,7 @@ from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
 from envmgr.texts import counted
 from envmgr.tuning.bench import OURS, advice, bench
+from envmgr.tuning.benchmark_process import Contestant
 from envmgr.tuning.peers import PEERS, Peer, installed
 from envmgr.tuning.search import Measured
 
@@ -57,8 +58,13 @@ def execute(
         each = f"{counted(laps, 'lap')} of {seconds:g} s for each"
         click.echo(f"envmgr bench: {counted(env_num, 'env')} of {name}, {each}; load {load_text()}")
     with doing(shows) as say:
-        limits = {"seconds": seconds, "limit_s": limit_s}
-        found, errors = bench(chosen, factories, manager, laps=laps, say=say, **limits)
+        found, errors = bench(
+            chosen,
+            lambda peer: Contestant(peer, factories, manager, limit_s),
+            laps=laps,
+            seconds=seconds,
+            say=say,
+        )
     if shows:
         _print(found, errors, missing)
         if text := advice(found, chosen, manager):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.collect.policies import BatchPolicy, PolicyStep
-from envmgr.collect.rollout_arrays import Bools, Ints, put_in
+from envmgr.collect.rollout_buffer import Bools, Ints, put_in
 from envmgr.errors import ActionError
 from envmgr.spaces import as_batch, codec_of, put_rows, rows_of, zeros_for
 from envmgr.spaces.reading import short_text

@@ -2,20 +2,188 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from envmgr.collect.gae import Advantages, gae
-from envmgr.collect.records import EpisodeRecord
-from envmgr.collect.rollout_arrays import Bools, Ends, Ints, RolloutArrays
-from envmgr.errors import ConfigError, StateError
-from envmgr.spaces import as_batch, concatenated, indexed, leafwise, merged_axes
+from envmgr.collect.records import EpisodeRecord, as_return
+from envmgr.collect.statistics import CollectStatistics
+from envmgr.core import ArrayBatch, InfoColumn
+from envmgr.errors import ActionError, ConfigError, StateError
+from envmgr.spaces import (
+    as_batch,
+    codec_of,
+    concatenated,
+    indexed,
+    leafwise,
+    merged_axes,
+    put_rows,
+    zeros_for,
+)
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 
-class RolloutBuffer(RolloutArrays):
+class Ends(NamedTuple):
+    """Episodes that ended with the timesteps of one gather.
+
+    Attributes:
+        steps: (m,) the step of each in the rollout.
+        env_ids: (m,) ascending.
+        obs: (m, *shape) their terminal observations.
+        states: (m, ...) what the policy went on with; None if it has no state.
+    """
+
+    steps: Ints
+    env_ids: Ints
+    obs: Any
+    states: Any
+
+
+class Tally(NamedTuple):
+    """Where the episodes under way began, and what was collected before; never changed in place.
+
+    Attributes:
+        begins: (n,): the step of this rollout that is the first of each env's episode; 0 if it
+            began earlier.
+        returns: (n, ...): what the episodes had given before this rollout.
+        earlier: (n,): how many steps they had had.
+        began_s: (n,): when their first actions were sent, on the clock.
+        n_ended: (n,): how many have ended.
+        statistics: of what was collected before this rollout, and of all episodes that ended.
+    """
+
+    begins: Ints
+    returns: npt.NDArray[Any]
+    earlier: Ints
+    began_s: npt.NDArray[np.float64]
+    n_ended: Ints
+    statistics: CollectStatistics
+
+    @classmethod
+    def of(cls, n: int, statistics: CollectStatistics) -> Tally:
+        """Return the tally of n envs whose episodes are about to begin."""
+        nothing = np.zeros(n, np.int64)
+        return cls(nothing, np.zeros(n), nothing, np.zeros(n), nothing, statistics)
+
+    def begun(self, env_ids: Ints, now: float) -> Tally:
+        """Return the tally when the first actions of episodes of these envs are sent."""
+        began_s = self.began_s.copy()
+        began_s[env_ids] = now
+        return self._replace(began_s=began_s)
+
+    def after(self, rollout: RolloutBuffer, steps: int) -> Tally:
+        """Return the tally with which the next rollout begins.
+
+        Args:
+            rollout: the one that is complete.
+            steps: how many there are in it.
+        """
+        statistics = self.statistics.copied()
+        statistics.steps += steps
+        returns, lengths = self.returns, rollout.lengths
+        if rollout.rewards is not None:
+            given = _summed(rollout.rewards, self.begins, lengths)
+            returns = given if returns.shape != given.shape else returns + given
+        nothing = np.zeros_like(self.begins)
+        earlier = self.earlier + lengths - self.begins
+        return Tally(nothing, returns, earlier, self.began_s, self.n_ended, statistics)
+
+    def ended(
+        self,
+        rollout: RolloutBuffer,
+        ends: Ends,
+        failures: Mapping[int, str],
+        seeds: Mapping[int, int | None],
+        now: float,
+        elapsed_s: float,
+    ) -> tuple[Tally, list[EpisodeRecord]]:
+        """Return the tally after ends of episodes, and the records of these.
+
+        Args:
+            rollout: holds the steps up to their ends.
+            ends: which.
+            failures: those that were no ordinary ends, by env_id.
+            seeds: of all envs.
+            now: on the clock.
+            elapsed_s: seconds of the collection so far.
+        """
+        begins, returns, earlier, _, n_ended = (column.copy() for column in self[:5])
+        statistics = self.statistics.copied()
+        records = []
+        for step, i in zip(ends.steps.tolist(), ends.env_ids.tolist(), strict=True):
+            begin = int(self.begins[i])
+            given = rollout.rewards[begin : step + 1, i].sum(axis=0)
+            carried = self.returns[i] if self.earlier[i] else 0.0
+            failure = failures.get(i)
+            record = EpisodeRecord(
+                number=statistics.n_ended,
+                env_id=i,
+                nth=int(self.n_ended[i]),
+                seed=seeds.get(i),
+                generation=None,
+                episode_return=as_return(given + carried),
+                length=int(self.earlier[i]) + step + 1 - begin,
+                terminated=bool(rollout.terminated[step, i]),
+                truncated=bool(rollout.truncated[step, i]),
+                abnormal=failure is not None,
+                failure=failure,
+                duration_s=now - float(self.began_s[i]),
+                ended_s=elapsed_s,
+            )
+            statistics.add(record)
+            records.append(record)
+        begins[ends.env_ids] = ends.steps + 1
+        earlier[ends.env_ids] = 0
+        returns[ends.env_ids] = 0.0
+        n_ended[ends.env_ids] += 1
+        return Tally(begins, returns, earlier, self.began_s, n_ended, statistics), records
+
+
+class Recorded(NamedTuple):
+    """How much of a buffer is filled: replaced as a whole, so that it is never half true.
+
+    Attributes:
+        even: how many steps of each env there are, if they are as many of all.
+        lengths: (n,) how many of each; None if `even` says.
+        n_ends: how many gathers with ends of episodes there are.
+        n_episodes: how many records of episodes.
+        is_complete: see `RolloutBuffer`.
+        starts: (n,): whether the next step of each env is an episode's first; None: no one's is.
+        states: (n, ...): what a recurrent policy is given next; None for others.
+        tally: the accounts of episodes.
+        applied: the batch that was recorded last.
+    """
+
+    even: int
+    lengths: Ints | None
+    n_ends: int
+    n_episodes: int
+    is_complete: bool
+    starts: Bools | None
+    states: Any
+    tally: Tally
+    applied: ArrayBatch | None
+
+    def where(self, env_ids: Ints, n: int) -> Any:
+        """Return where the next steps of these of n envs go: a row, or (steps, env_ids)."""
+        if self.lengths is not None:
+            return self.lengths[env_ids], env_ids
+        if len(env_ids) == n:
+            return self.even
+        return np.full(len(env_ids), self.even), env_ids
+
+
+make_recorded = partial(tuple.__new__, Recorded)
+"""Makes one of a tuple, in half the time."""
+
+
+class RolloutBuffer:
     """T steps of each of n envs, as arrays (T, n, ...), and what follows the last of them.
 
     Step t of env i is `obs[t, i]`, `actions[t, i]`, `rewards[t, i]`, and what they led to: the
@@ -25,6 +193,8 @@ class RolloutBuffer(RolloutArrays):
 
     The step of an env that failed is none: `abnormal` is True there, `mask` is False, and it should
     not be learnt from. Its episode counts as cut off at `obs[t, i]`.
+
+    Whatever interrupts its filling, it holds as many steps as `recorded` says, and these whole.
 
     Args:
         observation_space: of one env.
@@ -52,6 +222,159 @@ class RolloutBuffer(RolloutArrays):
             or an env has no more episodes.
         recorded: how much of it is filled; the collector's.
     """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        n_steps: int,
+        n_envs: int,
+        value_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        codec = codec_of(observation_space)
+        self.n_steps, self.n_envs = n_steps, n_envs
+        self.obs: Any = codec.zeros(n_steps, n_envs)
+        self.last_obs: Any = codec.zeros(n_envs)
+        self.actions: Any = None
+        self.rewards: Any = None
+        self.states: Any = None
+        self.last_states: Any = None
+        self.extras: dict[str, Any] = {}
+        self.infos: dict[str, InfoColumn] = {}
+        self.terminated: Bools = np.zeros((n_steps, n_envs), np.bool_)
+        self.truncated, self.abnormal = self.terminated.copy(), self.terminated.copy()
+        self.episode_starts = self.terminated.copy()
+        tally = Tally.of(n_envs, CollectStatistics())
+        self.recorded = Recorded(0, None, 0, 0, False, None, None, tally, None)
+        self._value_fn = value_fn
+        self._all_ends: list[Ends] = []
+        self._all_episodes: list[EpisodeRecord] = []
+        self._is_put = False
+
+    @property
+    def lengths(self) -> Ints:
+        """(n,): how many steps of each env there are.
+
+        T, unless the rollout is not complete, or an env has no more episodes.
+        """
+        even, lengths = self.recorded[:2]
+        return np.full(self.n_envs, even) if lengths is None else lengths.copy()
+
+    # -- how it is filled ---------------------------------------------------------------------
+
+    def put_step(
+        self, where: Any, count: int, actions: Any, extras: Mapping[str, Any], states: Any
+    ) -> None:
+        """Put in what a policy has chosen; for collectors.
+
+        Raises:
+            ActionError: it has not one row for each observation, or differs from what was before.
+        """
+        if extras.keys() != self.extras.keys():
+            if self._is_put:
+                raise ActionError(
+                    f"the policy returned the extras {sorted(extras)}, and {sorted(self.extras)} "
+                    "before; it should return the same ones each time"
+                )
+            self.extras = {name: self._room(rows) for name, rows in extras.items()}
+        if not self._is_put:
+            self.actions = self._room(actions)
+            self.states = None if states is None else self._room(states)
+            self._is_put = True
+        name = "actions"
+        try:
+            if type(actions) is np.ndarray and type(self.actions) is np.ndarray:  # mostly
+                _check_rows(actions, count)
+                if actions.dtype is not self.actions.dtype:
+                    self.actions = _widened(self.actions, actions.dtype)
+                self.actions[where] = actions
+            else:
+                self.actions = put_in(self.actions, where, actions)
+            for name, rows in extras.items():
+                _check_rows(rows, count)
+                self.extras[name] = put_in(self.extras[name], where, rows)
+            if states is not None:
+                name = "state"
+                self.states = put_in(self.states, where, states)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ActionError(
+                f"what the policy returned as {name} does not fit: {error}. It should have one row "
+                f"for each of the {count} observations, and the same shape each time. Nothing was "
+                "sent to any env."
+            ) from error
+
+    def put_rewards(self, where: Any, rewards: npt.NDArray[Any]) -> None:
+        """Put in what envs gave; for collectors.
+
+        Raises:
+            ConfigError: they are no numbers.
+        """
+        if self.rewards is None:
+            if rewards.dtype.hasobject:
+                raise ConfigError(
+                    "rollouts hold rewards that are numbers, or arrays of one shape, and these "
+                    "are neither: collect episodes with EpisodeCollector, or wrap the envs"
+                )
+            self.rewards = self._room(rewards)
+        before = self.rewards
+        if rewards.ndim == 1 and before.ndim > 2:  # of abnormal timesteps alone: 0.0 each
+            rewards = rewards.reshape(-1, *(1,) * (before.ndim - 2))
+        elif rewards.ndim > 1 and before.ndim == 2:  # only of such have there been any as yet
+            room = self._room(rewards)
+            room[...] = before.reshape(*before.shape, *(1,) * (rewards.ndim - 1))
+            self.rewards = room
+        self.rewards[where] = rewards
+
+    def put_infos(self, where: Any, columns: Mapping[str, Any], keys: Sequence[str]) -> None:
+        """Put in what envs have told under some keys; for collectors."""
+        for key in keys:
+            column, room = columns.get(key), self.infos.get(key)
+            if not isinstance(column, InfoColumn):  # none has it, or it is a dict
+                if room is not None:
+                    room.values[where] = None if room.values.dtype == object else 0
+                    room.present[where] = False
+                continue
+            values, present = column
+            if room is None:
+                shape = self.n_steps, self.n_envs
+                room = InfoColumn.of(self._room(values), np.zeros(shape, np.bool_), column.kind)
+                self.infos[key] = room
+            elif (room.values.dtype, room.values.shape[2:]) != (values.dtype, values.shape[1:]):
+                room = self.infos[key] = _of_objects(room)
+            if room.values.dtype == object and values.dtype != object:
+                values = _objects(values)
+            room.values[where] = values
+            room.present[where] = present
+
+    def put_ends(self, where: Any, batch: ArrayBatch, abnormal: Bools, ends: Ends) -> None:
+        """Put in that episodes have ended; for collectors."""
+        self.terminated[where] = batch.terminated
+        self.truncated[where] = batch.truncated
+        self.abnormal[where] = abnormal
+        self._all_ends[self.recorded.n_ends :] = [ends]
+
+    def put_episodes(self, records: list[EpisodeRecord]) -> None:
+        """Put in the records of episodes that have ended; for collectors."""
+        self._all_episodes[self.recorded.n_episodes :] = records
+
+    def put_last(self, where: Any, obs: Any, states: Any) -> None:
+        """Put in what steps have led to; for collectors."""
+        put_rows(self.last_obs, where, obs)
+        if states is not None:
+            if self.last_states is None:
+                self.last_states = zeros_for(states, self.n_envs)
+            self.last_states = put_in(self.last_states, where, states)
+
+    def begin(self, starts: Bools | None, states: Any, tally: Tally) -> None:
+        """Begin anew, with what `Recorded` says; for collectors."""
+        self._all_ends, self._all_episodes = [], []
+        for flags in (self.terminated, self.truncated, self.abnormal, self.episode_starts):
+            flags.fill(False)
+        for room in self.infos.values():
+            room.present.fill(False)
+        self.recorded = Recorded(0, None, 0, 0, False, starts, states, tally, None)
+
+    def _room(self, rows: Any) -> Any:
+        return zeros_for(rows, self.n_steps, self.n_envs)
 
     # -- what was collected -------------------------------------------------------------------
 
@@ -202,6 +525,66 @@ class RolloutBuffer(RolloutArrays):
                 "it should give one for each"
             )
         return found.astype(np.float64).reshape(shape)
+
+
+def put_in(room: Any, where: Any, rows: Any) -> Any:
+    """Put rows into a batch, and return it: with arrays of a wider dtype where theirs needs one.
+
+    Else floats would be cut off without a word where ints came first. Where floats did, they keep
+    their precision: networks expect it.
+    """
+    return leafwise(partial(_put_in_array, where), room, rows)
+
+
+def _put_in_array(where: Any, room: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
+    if type(rows) is np.ndarray and rows.dtype is not room.dtype:
+        room = _widened(room, rows.dtype)
+    room[where] = rows
+    return room
+
+
+def _widened(room: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array that holds numbers of a dtype, too: the same if it does."""
+    of_floats = room.dtype.kind in "fc"
+    if np.can_cast(dtype, room.dtype, "same_kind" if of_floats else "safe"):
+        return room
+    if not {room.dtype.kind, dtype.kind} <= set("biufc"):  # putting it in will say so
+        return room
+    return room.astype(np.promote_types(dtype, room.dtype))
+
+
+def _summed(rewards: npt.NDArray[Any], begins: Ints, ends: Ints) -> npt.NDArray[Any]:
+    """Return (n, ...): the sums of `rewards[begins[i]:ends[i], i]`."""
+    if not begins.any() and (ends == len(rewards)).all():
+        total: npt.NDArray[Any] = rewards.sum(axis=0)
+        return total
+    t = np.arange(len(rewards))[:, None]
+    counts = (t >= begins) & (t < ends)
+    summed: npt.NDArray[Any] = rewards.sum(
+        axis=0, where=counts.reshape(*counts.shape, *(1,) * (rewards.ndim - 2))
+    )
+    return summed
+
+
+def _objects(values: npt.NDArray[Any], depth: int = 1) -> npt.NDArray[Any]:
+    """Return the values of a column as objects: numbers and bools as Python's, arrays as such."""
+    found: npt.NDArray[Any] = np.empty(values.shape[:depth], dtype=object)
+    for index in np.ndindex(*found.shape):
+        value = values[index]
+        found[index] = value.item() if isinstance(value, np.generic) else value
+    return found
+
+
+def _of_objects(room: InfoColumn) -> InfoColumn:
+    """Return what was put in of a key as objects: others are of another type or shape."""
+    values = room.values if room.values.dtype == object else _objects(room.values, 2)
+    values[~room.present] = None
+    return InfoColumn.of(values, room.present, None)
+
+
+def _check_rows(rows: Any, count: int) -> None:
+    if type(rows) is np.ndarray and rows.shape[:1] != (count,):
+        raise ValueError(f"{len(rows)} rows" if rows.ndim else "one value")
 
 
 def _merged(column: Any) -> Any:

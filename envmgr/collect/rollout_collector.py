@@ -12,8 +12,15 @@ import numpy as np
 from envmgr.collect.batch_policy_caller import BatchPolicyCaller, hint_of_form
 from envmgr.collect.goals import check_count, keys_of_infos
 from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
-from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, Tally, make_recorded
-from envmgr.collect.rollout_buffer import RolloutBuffer
+from envmgr.collect.rollout_buffer import (
+    Bools,
+    Ends,
+    Ints,
+    Recorded,
+    RolloutBuffer,
+    Tally,
+    make_recorded,
+)
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.core import ArrayBatch
 from envmgr.env.agent_rows import refuse_agents

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
-from envmgr.lifecycle import TransitionTable
-
 
 class Phase(IntEnum):
     """What an env's worker is busy with: at most one thing at a time."""
@@ -122,14 +120,3 @@ class Next(str, Enum):
     RENEW_ENV = "a new env in the same worker"
     RENEW_HOST = "a new worker"
     BUILD = "its construction"
-
-
-class PhaseTable(TransitionTable[Phase, Change]):
-    """The phases of all envs and spares; changed only through `Change`s.
-
-    Args:
-        count: how many they are; all begin in IDLE.
-    """
-
-    def __init__(self, count: int) -> None:
-        super().__init__(CHANGES, Phase, count)

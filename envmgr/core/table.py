@@ -16,17 +16,17 @@ import numpy.typing as npt
 from envmgr.core.observations import Observed, RowsToRead
 from envmgr.core.phases import (
     AWAITED,
+    CHANGES,
     COMING,
     ENDS,
     REPAIRED,
     Change,
     Next,
     Phase,
-    PhaseTable,
 )
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
-from envmgr.lifecycle import Column, EnvState, Event, StateTable
+from envmgr.lifecycle import TRANSITIONS, Column, EnvState, Event, TransitionTable
 from envmgr.spaces import Array
 from envmgr.types import EnvTimestep, Once
 from envmgr.wire.arenas import CopyOnGet
@@ -286,7 +286,8 @@ class EnvTable:
     def __init__(self, env_num: int, spare_num: int = 0) -> None:
         count = env_num + spare_num
         self.env_num = env_num
-        self._states, self._phases = StateTable(count), PhaseTable(count)
+        self._states = TransitionTable(TRANSITIONS, EnvState, count)
+        self._phases = TransitionTable(CHANGES, Phase, count)
         self.states: Column[EnvState] = self._states
         self.phases: Column[Phase] = self._phases
         self.tokens: npt.NDArray[np.uint64] = np.zeros(count, dtype=np.uint64)

@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envmgr.tuning.benchmark_process import Contestant
 from envmgr.tuning.measuring import Runner, Stable
 from envmgr.tuning.peers import Peer
 from envmgr.tuning.search import Measured, compare
-from envmgr.types import EnvFactory
 
 OURS = "envmgr"
 _AHEAD = 1.1
@@ -22,41 +20,21 @@ Open = Callable[["Peer | None"], Runner]
 
 def bench(
     peers: Sequence[Peer],
-    factories: Sequence[EnvFactory],
-    config: Mapping[str, Any],
-    *,
-    laps: int,
-    seconds: float,
-    limit_s: float,
-    say: Callable[[str], None] = lambda text: None,
-) -> tuple[list[Measured[str]], dict[str, str]]:
-    """Return what was measured of envmgr and of each peer, and why those failed that did.
-
-    Args:
-        peers: who runs beside it.
-        factories: of the envs; a peer has as many of the first.
-        config: of envmgr's manager.
-        laps: how often each is measured.
-        seconds: how long each time.
-        limit_s: how long a contestant may take to start, or hang, before it is given up.
-        say: told what is being done.
-    """
-
-    def opened(peer: Peer | None) -> Contestant:
-        return Contestant(peer, factories, config, limit_s)
-
-    return contested(peers, opened, laps=laps, seconds=seconds, say=say)
-
-
-def contested(
-    peers: Sequence[Peer],
     opened: Open,
     *,
     laps: int,
     seconds: float,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Measured[str]], dict[str, str]]:
-    """Open contestants, run them in turns, and close them; see `bench`."""
+    """Return what was measured of envmgr and of each peer, and why those failed that did.
+
+    Args:
+        peers: who runs beside it.
+        opened: opens a contestant.
+        laps: how often each is measured.
+        seconds: how long each time.
+        say: told what is being done.
+    """
     by_name = {OURS: None, **{peer.name: peer for peer in peers}}
     everyone = [Measured(name) for name in by_name]
     with contextlib.closing(Stable(lambda name: opened(by_name[name]), say)) as stable:

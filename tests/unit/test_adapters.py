@@ -11,7 +11,7 @@ import pytest
 
 from envmgr import as_gymnasium, create_env_manager
 from envmgr.adapters.batches import FixedBatches
-from envmgr.adapters.on_failure import failure_of, plain_info, raise_in_trainer, raises
+from envmgr.adapters.on_failure import plain_info, raise_in_trainer, raises
 from envmgr.adapters.rows import Rows, joined
 from envmgr.errors import (
     ConfigError,
@@ -22,6 +22,7 @@ from envmgr.errors import (
     LaunchError,
     MissingDependencyError,
 )
+from envmgr.outcomes import failure_in
 from envmgr.spaces import indexed, put_rows
 
 
@@ -126,8 +127,8 @@ def test_infos_are_those_of_the_env_with_errors_as_text() -> None:
     assert plain.pop("error").startswith("EnvRaised: env 1 raised ValueError\n\nTraceback")
     assert plain == {"x": 1, "abnormal": True}
     assert plain_info([info])["info"][0]["x"] == 1
-    assert failure_of([{}, info]) is info["error"]
-    assert failure_of({"error": "an env's own"}) is None
+    assert failure_in([{}, info]) is info["error"]
+    assert failure_in({"error": "an env's own"}) is None
 
 
 def test_rows_that_came_one_after_the_other_are_joined_in_order() -> None:

@@ -18,7 +18,7 @@ from envmgr.cli import main
 from envmgr.cli.commands import envmgr
 from envmgr.config.env_factories import key_of
 from envmgr.config_file import load_config
-from envmgr.tuning.bench import OURS, advice, contested
+from envmgr.tuning.bench import OURS, advice, bench
 from envmgr.tuning.benchmark_process import ContestantError
 from envmgr.tuning.loops import GymnasiumLoop, look_at
 from envmgr.tuning.measuring import drawn_before
@@ -57,7 +57,7 @@ def test_contestants_run_in_turns_and_failures_are_theirs() -> None:
         name = OURS if peer is None else peer.name
         return Fake(log, name, rates[name], fails.get(name))
 
-    found, errors = contested(peers, opened, laps=3, seconds=1.0)
+    found, errors = bench(peers, opened, laps=3, seconds=1.0)
     assert errors == {peers[0].name: "it died", peers[1].name: "no such thing"}
     assert [one.setting for one in found[:3]] == [peers[3].name, peers[2].name, OURS]
     assert found[0].ratio == pytest.approx(2.0)
@@ -94,7 +94,7 @@ def test_an_interrupt_ends_all_contestants() -> None:
         return Fake(log, OURS if peer is None else peer.name, 1.0, None)
 
     with pytest.raises(KeyboardInterrupt):
-        contested(PEERS[:2], opened, laps=1, seconds=1.0)
+        bench(PEERS[:2], opened, laps=1, seconds=1.0)
     names = [OURS, PEERS[0].name]
     assert log == [*names, *(f"close {name}" for name in names)]
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from envmgr.core.phases import AWAITED, CHANGES, Change, Phase, PhaseTable
+from envmgr.core.phases import AWAITED, CHANGES, Change, Phase
 from envmgr.errors import IllegalTransitionError
-from envmgr.lifecycle import edges, leads_from_everywhere, mermaid_diagram
+from envmgr.lifecycle import TransitionTable, edges, leads_from_everywhere, mermaid_diagram
 from tests.cases import for_each
 
 I, B, R, P, S, X, C, E, W = (  # noqa: E741 - letters keep the table below readable as a table
@@ -51,9 +51,9 @@ def expected(phase: Phase, change: Change) -> Phase | None:
     return EXPECTED[change][PHASES.index(phase)]
 
 
-def table_in(*phases: Phase) -> PhaseTable:
+def table_in(*phases: Phase) -> TransitionTable[Phase, Change]:
     """Return a table of envs in these phases."""
-    table = PhaseTable(len(phases))
+    table = TransitionTable(CHANGES, Phase, len(phases))
     table.column[:] = bytes(phases)
     return table
 
@@ -102,7 +102,7 @@ def test_a_batch_is_changed_whole_or_not_at_all(change: Change) -> None:
 
 
 def test_all_envs_and_spares_begin_idle() -> None:
-    assert set(PhaseTable(3).column) == {Phase.IDLE}
+    assert set(TransitionTable(CHANGES, Phase, 3).column) == {Phase.IDLE}
 
 
 def test_the_table_cannot_be_changed() -> None:

@@ -11,11 +11,11 @@ import pytest
 
 import envmgr.core
 from envmgr.core import EnvTable, Phase, Selection
-from envmgr.core.phases import BEFORE_THE_CALLER, BEHIND_THE_CALLER, REPAIRED, Change, PhaseTable
+from envmgr.core.phases import BEFORE_THE_CALLER, BEHIND_THE_CALLER, CHANGES, REPAIRED, Change
 from envmgr.core.table import host_groups
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvNotReadyError
-from envmgr.lifecycle import EnvState, Event
+from envmgr.lifecycle import EnvState, Event, TransitionTable
 from envmgr.policy import FailurePolicy
 from envmgr.transport.base import Arrival
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op, RemoteFailure
@@ -89,7 +89,7 @@ def test_nobody_else_applies_a_transition() -> None:
 @pytest.mark.parametrize("ids", [[1, 2], [2, 0]])
 def test_posted_are_those_whose_steps_are_all_posted(ids: list[int]) -> None:
     selection = Selection(ids)
-    phases = PhaseTable(3)
+    phases = TransitionTable(CHANGES, Phase, 3)
     for i in ids:
         assert not selection.is_posted(phases)
         phases.apply(i, Change.POST)

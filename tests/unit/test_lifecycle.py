@@ -11,7 +11,7 @@ from envmgr.lifecycle import (
     TRANSITIONS,
     EnvState,
     Event,
-    StateTable,
+    TransitionTable,
     edges,
     mermaid_diagram,
 )
@@ -51,7 +51,11 @@ def expected(state: EnvState, event: Event) -> EnvState | None:
     return EXPECTED[event][STATES.index(state)]
 
 
-def table_in(state: EnvState, env_num: int = 1) -> StateTable:
+def table_of(count: int) -> TransitionTable[EnvState, Event]:
+    return TransitionTable(TRANSITIONS, EnvState, count)
+
+
+def table_in(state: EnvState, env_num: int = 1) -> TransitionTable[EnvState, Event]:
     """Return a table whose envs are in `state`, brought there by legal events."""
     ways = {
         V: (),
@@ -67,7 +71,7 @@ def table_in(state: EnvState, env_num: int = 1) -> StateTable:
         D: (Event.LAUNCH, Event.BEGIN_RESET, Event.RESET_SUCCEEDED, Event.BUDGET_SPENT),
         E: (Event.LAUNCH, Event.FAILED),
     }
-    table = StateTable(env_num)
+    table = table_of(env_num)
     for event in ways[state]:
         table.apply_all(range(env_num), event)
     return table
@@ -102,7 +106,7 @@ def test_a_batch_is_applied_whole_or_not_at_all(event: Event) -> None:
     for bad_at in (0, 1, 2):
         states = [legal[0]] * 3
         states[bad_at] = illegal[0]
-        table = StateTable(3)
+        table = table_of(3)
         table.column[:] = bytes(states)
         with pytest.raises(IllegalTransitionError):
             table.apply_all([0, 1, 2], event)
@@ -122,12 +126,12 @@ def test_events_of_one_env_leave_the_others_alone() -> None:
 
 
 def test_all_envs_begin_in_void() -> None:
-    table = StateTable(3)
+    table = table_of(3)
     assert tuple(map(table.__getitem__, range(len(table.column)))) == (V, V, V)
 
 
 def test_ids_in_a_state_are_ascending() -> None:
-    table = StateTable(5)
+    table = table_of(5)
     table.column[:] = bytes([R, S, R, D, N])
     assert table.ids_in(R) == [0, 2]
     assert table.ids_in(N) == [4]

@@ -34,11 +34,6 @@ class ProbeResult(NamedTuple):
     failure: EnvManagerError | None = None
 
     @property
-    def is_broken(self) -> bool:
-        """Whether it took its process with it."""
-        return isinstance(self.failure, (EnvTimeout, EnvCrash))
-
-    @property
     def text(self) -> str:
         """What happened, in one line."""
         failure = self.failure
