@@ -27,7 +27,7 @@ from envmgr.config.file_rules import admit, keys_to_allow
 from envmgr.config.imports import FilePolicy, file_policy
 from envmgr.config.origins import Origin, Source
 from envmgr.config.schema import Section, as_mapping, check_keys, checks_of, unknown_key
-from envmgr.config.yaml_text import MAX_BYTES, dump_yaml, load_yaml
+from envmgr.config.yaml_text import MAX_BYTES, load_yaml
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import ENV_MANAGER_REGISTRY, default_config_of, kind_of
 from envmgr.spaces.reading import Unreadable, read_list, short_text
@@ -155,7 +155,7 @@ def _said_by_file(
     """Return what of a config a file has given, less what was overridden."""
     said = {}
     for key, value in given.items():
-        here = (*path, _name_of(key))
+        here = (*path, name_of(key))
         if isinstance(value, Mapping) and value:
             below = _said_by_file(value, origins, here)
             if below:
@@ -236,15 +236,6 @@ def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
     return dict(as_mapping(values, f"the config file {name!r}"))
 
 
-def to_yaml(values: Mapping[str, Any]) -> str:
-    """Return a config as YAML that `load_config` reads back equal.
-
-    Raises:
-        ConfigError: a value is of a type that YAML does not hold; the message names its key.
-    """
-    return dump_yaml(values)
-
-
 def _check_sections(given: Mapping[Any, Any]) -> None:
     for name, section in given.items():
         if name in SECTIONS:
@@ -290,10 +281,11 @@ def _apply_override(given: dict[str, Any], override: str, origins: dict[_Path, O
 
 def _key_like(part: str, node: Mapping[Any, Any]) -> Any:
     """Return the key of `node` that reads like `part`, which may be a number; else `part`."""
-    return next((key for key in node if _name_of(key) == part), part)
+    return next((key for key in node if name_of(key) == part), part)
 
 
-def _name_of(key: Any) -> str:
+def name_of(key: Any) -> str:
+    """Return a key as paths of values have it, `env.kwargs.1`: it may be a number or a date."""
     return key if isinstance(key, str) else short_text(key)
 
 
@@ -301,7 +293,7 @@ def _leaves(value: Any, path: _Path = ()) -> Iterator[_Path]:
     """Yield the paths of all values that are not filled mappings."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from _leaves(item, (*path, _name_of(key)))
+            yield from _leaves(item, (*path, name_of(key)))
     else:
         yield path
 

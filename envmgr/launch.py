@@ -24,6 +24,7 @@ from envmgr.policy import Deadlines, FailurePolicy, StartCaps
 from envmgr.shared_caps import SharedUnits
 from envmgr.spaces.reading import Unreadable, read_list, short_text
 from envmgr.transport.base import Transport
+from envmgr.transport.process.preflight import cpu_quota
 from envmgr.transport.process.preloading import say_that_nothing_is_preloaded
 from envmgr.types import Clock, EnvFactory, monotonic
 from envmgr.wire.arenas import ObservationRules
@@ -81,16 +82,22 @@ def deadlines_of(config: ManagerConfig) -> Deadlines:
 
 
 def usable_cores(affinity: tuple[tuple[int, ...], ...] | None) -> int:
-    """Return on how many cores workers may run.
+    """Return on how many cores workers may run at one time.
+
+    A container's share of the machine (`docker run --cpus 4`) counts, too: who watches the block on
+    a core beyond it has all of the container stand still for a while.
 
     Args:
         affinity: the cores of each worker, by its index; None: those of this process.
     """
     if affinity is not None:
-        return len({core for cores in affinity for core in cores})
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len({core for cores in affinity for core in cores})
+    elif hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = cpu_quota()
+    return cores if quota is None else min(cores, math.ceil(quota))
 
 
 def cores_of(config: ManagerConfig) -> int:

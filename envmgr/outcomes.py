@@ -86,9 +86,17 @@ def status_of(cause: EnvManagerError | None, *, was_sent: bool = True) -> Outcom
 
 
 def summed(total: Any, reward: Any) -> Any:
-    """Add a reward to those before it; what cannot be added stands for itself."""
+    """Add a reward to those before it; what cannot be added stands for itself.
+
+    Rewards by agent, or in lists, are added one by one: an agent may come and go.
+    """
     if total is None:
         return reward
+    if isinstance(total, Mapping) and isinstance(reward, Mapping):
+        return {**total, **{key: summed(total.get(key), part) for key, part in reward.items()}}
+    if isinstance(total, (list, tuple)) and isinstance(reward, (list, tuple)):
+        are_alike = len(total) == len(reward)
+        return [summed(*pair) for pair in zip(total, reward, strict=True)] if are_alike else reward
     try:
         return total + reward
     except Exception:  # rewards of different forms

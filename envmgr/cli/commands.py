@@ -416,7 +416,7 @@ def init(**options: Any) -> int:
 _target = click.argument("target", metavar="PID|RUN")
 
 
-@envmgr.command(short_help="Print what every env of a trainer is at.")
+@envmgr.command(short_help="Print what every env of a trainer is doing.")
 @_target
 @click.option("--no-stacks", is_flag=True, help="Do not ask workers where they are.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")

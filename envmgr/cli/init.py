@@ -25,6 +25,7 @@ from envmgr.config.yaml_text import load_yaml
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvManagerError, EnvTimeout
 from envmgr.manager import EnvManager
+from envmgr.outcomes import failure_in
 from envmgr.texts import counted
 from envmgr.tuning.measuring import random_steps
 from envmgr.tuning.template import Tried, config_text
@@ -82,7 +83,7 @@ def execute(
         raise ConfigError(f"the config cannot be written to {str(path)!r}: {error}") from error
     click.echo(
         f"envmgr init: {path}: {counted(env_num, 'env')} launched, and stepped "
-        f"{tried.n_steps} times. Next: envmgr check {path}"
+        f"{tried.n_steps} times. Next: envmgr check {shlex.quote(str(path))}"
     )
     for warning in filter(None, (failed, where)):
         click.echo(f"envmgr: warning: {warning}", err=True)
@@ -154,7 +155,7 @@ def _tried(text: str, path: Path, allow_import: Sequence[str]) -> tuple[Tried, s
             if manager.ready_obs:
                 timesteps = manager.step(manager.random_action()).values()
                 n_steps += len(timesteps)
-                failures += [t.info["error"] for t in timesteps if "error" in t.info]
+                failures += filter(None, (failure_in(t.info) for t in timesteps))
         if n_steps == len(failures):
             error = failures[0] if failures else None
             raise EnvManagerError(

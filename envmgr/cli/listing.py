@@ -10,7 +10,8 @@ import click
 
 from envmgr.cli.texts import print_table, wide_console
 from envmgr.config.origins import Origin
-from envmgr.config_file import to_yaml
+from envmgr.config.yaml_text import dump_yaml
+from envmgr.config_file import name_of
 from envmgr.registry import ENV_MANAGER_REGISTRY
 
 _MAX_COLUMN = 44
@@ -46,12 +47,12 @@ def _lines(
     """Yield lines of YAML, each with the origin to be written behind it, or none."""
     indent = "  " * len(path)
     for key, value in dict(values).items():
-        here = (*path, str(key))
+        here = (*path, name_of(key))
         if isinstance(value, Mapping) and value:
-            yield f"{indent}{to_yaml({key: None}).partition(':')[0]}:", ""
+            yield f"{indent}{dump_yaml({key: None}).rpartition(': null')[0]}:", ""
             yield from _lines(value, origins, here)
             continue
-        first, *others = to_yaml({key: value}).rstrip("\n").split("\n")
+        first, *others = dump_yaml({key: value}).rstrip("\n").split("\n")
         origin = str(origins[".".join(here)])
         if others and not isinstance(value, (list, tuple)):  # a comment would end up in the string
             yield f"{indent}# {origin}:", ""

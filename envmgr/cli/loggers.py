@@ -7,12 +7,12 @@ import importlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
-from envmgr.collect import Collector
+from envmgr.collect import Collector, CollectStatistics
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.optional_packages import imported
@@ -21,7 +21,10 @@ from envmgr.reporting.files import METRICS
 EVERY_S = 10.0
 """How often figures are written; and once at the end."""
 
-Figures = Mapping[str, float | None]
+Figure = float | list[float | None] | None
+"""A number; of rewards that are vectors, one for each component. None where nothing is known."""
+
+Figures = Mapping[str, Figure]
 
 
 class Logger(ABC):
@@ -93,14 +96,29 @@ class TensorBoardLogger(Logger):
 
     def log(self, figures: Figures) -> None:
         """Add a scalar for each figure."""
-        step = int(figures["steps"] or 0)
+        step = _steps_of(figures)
         for name, value in figures.items():
-            if value is not None and name != "steps":
-                self._writer.add_scalar(f"envmgr/{name}", value, step)
+            if name != "steps":
+                for tag, scalar in _scalars(f"envmgr/{name}", value):
+                    self._writer.add_scalar(tag, scalar, step)
 
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
+
+
+def _steps_of(figures: Figures) -> int:
+    steps = figures["steps"]
+    return int(steps) if isinstance(steps, (int, float)) else 0
+
+
+def _scalars(name: str, value: Figure) -> Iterator[tuple[str, float]]:
+    """Yield a figure by name, or each part of one that has several; without what is unknown."""
+    if isinstance(value, list):
+        for k, part in enumerate(value):
+            yield from _scalars(f"{name}/{k}", part)
+    elif value is not None:
+        yield name, value
 
 
 class WandbLogger(Logger):
@@ -119,7 +137,7 @@ class WandbLogger(Logger):
     def log(self, figures: Figures) -> None:
         """Log what is known."""
         known = {name: value for name, value in figures.items() if value is not None}
-        self._run.log(known, step=int(figures["steps"] or 0))
+        self._run.log(known, step=_steps_of(figures))
 
     def close(self) -> None:
         """End the run."""
@@ -165,14 +183,23 @@ class Loggers:
         self._due_s = 0.0
         self._before: tuple[float, int] = (0.0, 0)
 
-    def begin(self, folder: Path, config: Mapping[str, Any], *, goes_on: bool = False) -> None:
+    def begin(
+        self, folder: Path, config: Mapping[str, Any], before: CollectStatistics | None = None
+    ) -> None:
         """Begin to write, or go on if the run was resumed.
+
+        Args:
+            folder: of the run.
+            config: of the run.
+            before: what was collected before the run was resumed; None if it was not.
 
         Raises:
             OSError: nothing can be written.
         """
+        if before is not None:
+            self._before = before.elapsed_s, before.steps
         for logger in self._loggers:
-            logger.goes_on = goes_on
+            logger.goes_on = before is not None
             logger.open(folder, config)
             self._open.append(logger)
         self._due_s = time.monotonic() + EVERY_S
@@ -201,7 +228,7 @@ class Loggers:
         while self._open:
             self._open.pop().close()
 
-    def _figures(self, collector: Collector, manager: EnvManager) -> dict[str, float | None]:
+    def _figures(self, collector: Collector, manager: EnvManager) -> dict[str, Figure]:
         found, stats = collector.statistics, manager.stats()
         about = found.as_dict()
         elapsed_s, steps = self._before
@@ -221,7 +248,7 @@ class Loggers:
 
 def _latencies(latency: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figures:
     """Return the times of the median env, and of the slowest one."""
-    found: dict[str, float | None] = {}
+    found: dict[str, Figure] = {}
     for kind, figures in latency.items():
         p50s = [value for value in figures["p50"] if value is not None]
         p99s = [value for value in figures["p99"] if value is not None]

@@ -120,7 +120,9 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
     # Local time: it is for people, who look for the run of this afternoon.
     now = datetime.now().astimezone()
     path = Path(given).expanduser() if given else default_path(options.config, now)
-    facts = RunFacts(os.path.abspath(options.config), now.isoformat(timespec="seconds"))
+    # A name that is no text, which JSON cannot hold, is shown as Python shows it.
+    config = os.fsencode(os.path.abspath(options.config)).decode(errors="backslashreplace")
+    facts = RunFacts(config, now.isoformat(timespec="seconds"))
     folder = RunFolder(path, force=options.force, facts=facts.as_json())
     folder.prepare()
     return folder

@@ -20,6 +20,9 @@ from envmgr.whole_files import write_whole
 
 COMPARISON = "comparison.html"
 
+_BEGINNING = b'{"envmgr_report"'
+"""What the figures of a report begin with."""
+
 _OF_THE_RUN = {*RESULTS, PROCESS} - {PAGE, FIGURES}
 """What a report does not replace in the folder of a run."""
 
@@ -41,8 +44,26 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     is_log = folder.is_file()
     if out is None:
         out = folder.with_suffix(Path(PAGE).suffix) if is_log else folder / PAGE
+        if is_log:  # nobody has named these files
+            _refuse_others(out)
     pictures = [] if is_log else pictures_in(folder, run.began_s)
     return _write(out, page_of(figures, pictures), figures, [folder])
+
+
+def _refuse_others(page: Path) -> None:
+    """Refuse to replace what is no report, where only the name of a log says where it goes.
+
+    Raises:
+        ConfigError: there is such a file.
+    """
+    figures = page.with_suffix(Path(FIGURES).suffix)
+    is_report = figures.is_file() and figures.read_bytes().startswith(_BEGINNING)
+    there = [path for path in (page, figures) if path.exists()]
+    if there and not is_report:
+        raise ConfigError(
+            f"the report would replace {str(there[0])!r}, which `envmgr report` has not written. "
+            "Name another file with --out."
+        )
 
 
 def _write(

@@ -31,7 +31,7 @@ from envmgr.config import to_plain
 from envmgr.config.allow_list import LISTS
 from envmgr.config.imports import left_behind
 from envmgr.config.sections import CollectConfig
-from envmgr.config_file import ResolvedConfig, read_config_file
+from envmgr.config_file import ResolvedConfig, read_config_file, resolve_config
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.reporting.files import (
     CONFIG,
@@ -304,7 +304,7 @@ def refuse_no_run(path: Path) -> None:
     if (_summary_in(path) or {}).get("ending") == "done":
         raise ConfigError(
             f"the run in {where!r} is complete, so there is nothing to resume. To collect more, "
-            f"begin another run: envmgr run {path / CONFIG} --steps N"
+            f"begin another run: envmgr run {shlex.quote(str(path / CONFIG))} --steps N"
         )
 
 
@@ -493,14 +493,20 @@ def command_with_modules(
     return f"PYTHONPATH={shlex.quote(str(folder))} {command}"
 
 
-def resuming_command(path: Path, allowed: Mapping[str, Sequence[str]]) -> str:
+def resuming_command(
+    path: Path, overrides: Sequence[str], allowed: Mapping[str, Sequence[str]]
+) -> str:
     """Return the command that goes on with a run from the working directory.
 
     Args:
         path: the folder of the run.
-        allowed: what it was told with the options of `allow_list`, by the names of its lists.
+        overrides: what it was told with `--set`; said again if a file may not set all of it.
+        allowed: and with the options of `allow_list`, by the names of its lists.
     """
-    return command_with_modules(path, (), allowed) or _command(path, (), allowed)
+    with contextlib.suppress(ConfigError, OSError):
+        resolve_config(str(path / CONFIG), **allowed)
+        overrides = ()
+    return command_with_modules(path, overrides, allowed) or _command(path, overrides, allowed)
 
 
 def _command(path: Path, overrides: Sequence[str], allowed: Mapping[str, Sequence[str]]) -> str:

@@ -36,7 +36,8 @@ from envmgr.cli.texts import episodes_text, raised_by_envs, stacks_in
 from envmgr.collect import Collector, EpisodeRecord
 from envmgr.config import to_plain
 from envmgr.config.origins import Source
-from envmgr.config_file import ResolvedConfig, read_config_file, to_yaml
+from envmgr.config.yaml_text import dump_yaml
+from envmgr.config_file import ResolvedConfig, read_config_file
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.reporting.files import VIDEOS
 from envmgr.texts import counted
@@ -178,7 +179,8 @@ class _Run(Attempt):
         if self.folder is not None:
             with _writing_results():
                 self.folder.begin(self._config_text())
-                self.loggers.begin(self.folder.path, to_plain(values), goes_on=earlier is not None)
+                before = None if earlier is None else earlier.statistics
+                self.loggers.begin(self.folder.path, to_plain(values), before)
         if earlier is not None:
             progress.failures_before = self.loggers.failures_before = earlier.failures.count
         collector = Collector(
@@ -242,7 +244,7 @@ class _Run(Attempt):
         found = ", ".join(f"{name} {version}" for name, version in versions().items())
         return (
             f"# The config of a run with every key filled in, begun {self._began:%Y-%m-%d %H:%M:%S}"
-            f"\n# with {found}.\n{to_yaml(self._resolved.values)}"
+            f"\n# with {found}.\n{dump_yaml(self._resolved.values)}"
         )
 
     # -- the end ----------------------------------------------------------------------------
@@ -282,7 +284,8 @@ class _Run(Attempt):
         if self._ending is Ending.INTERRUPTED:
             say(f"envmgr: {self._error}; {self._kept(where)}", err=True)
             if where is not None and math.isinf(self._resolved.values.manager.episode_num):
-                command = resuming_command(Path(where), self._run_options.allowed)
+                options = self._run_options
+                command = resuming_command(Path(where), options.overrides, options.allowed)
                 say(f"envmgr: to go on: {command}", err=True)
         elif self._ending is Ending.FAILED:
             say(f"envmgr: error: {self._error}", err=True)

@@ -183,12 +183,14 @@ def failures_text(stats: Mapping[str, Any]) -> str:
     if not total:
         return "0"
     kinds = ", ".join(f"{kind} x{n}" for kind, n in sorted(stats["failures_by_kind"].items()))
-    by_env = stats["failures_by_env"]
+    told, by_env = f"{counted(total, 'failure')}: {kinds}", stats["failures_by_env"]
+    if not by_env:  # those of a part of a run that was killed
+        return told
     where = env_ids_text(by_env)
     if len(set(by_env.values())) > 1:
         most = max(sorted(by_env), key=by_env.__getitem__)
         where += f"; most often env {most}, {how_often(by_env[most])}"
-    return f"{counted(total, 'failure')}: {kinds} ({where})"
+    return f"{told} ({where})"
 
 
 def episodes_text(statistics: CollectStatistics) -> str:

@@ -398,6 +398,10 @@ class Hosts:
         if group.host_id is not None:
             self.group_of_host.pop(group.host_id, None)
             self._killed.discard(group.host_id)
+        if self.block is not None and not lingers:
+            # It does no more of what was posted for it: the others need not wait for it, and one of
+            # them rings for all.
+            self.block.finished[group.index] = self.block.posted[group.index]
         group.host_id = group.running = None
         group.is_ending = group.is_to_be_replaced = False
         group.obsolete_requests.clear()

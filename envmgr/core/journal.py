@@ -187,7 +187,13 @@ class SignalFreeThread:
         thread = self._thread
         if thread is None or not thread.is_alive():
             self._thread = thread = _Thread(self._serve)
-            start_thread(thread)
+            try:
+                start_thread(thread)
+            except RuntimeError:
+                self._thread = None
+                if threading.main_thread().is_alive():
+                    raise
+                return job()  # in an exit handler: Python 3.12 starts no thread there
         task = _Task(job)
         self._tasks.put(task)
         task.wait()

@@ -114,9 +114,7 @@ class EpisodePictures:
             if self._video is not None:
                 self._write(lambda: image, self._video)
             if wants_figure:
-                name = f"{self._stem}-{self._unique}-{self._n_figures:06d}.png"
-                write_png(os.path.join(self._figure_folder or "", name), image)
-                self._n_figures += 1
+                self._save_figure(self._figure_folder or "", image)
         if ended:
             self._finish()
 
@@ -127,6 +125,14 @@ class EpisodePictures:
     @property
     def _stem(self) -> str:
         return f"env_{self.env_id}"
+
+    def _save_figure(self, folder: str, image: Any) -> None:
+        name = f"{self._stem}-{self._unique}-{self._n_figures:06d}.png"
+        try:
+            write_png(os.path.join(folder, name), image)
+        except OSError as error:  # as in `_give_up`
+            logger.warning("the figure %s in %s is lost: %s", name, folder, error)
+        self._n_figures += 1
 
     def _write(self, frame: Callable[[], Any], into: Video | str) -> None:
         image = last_of(frame())

@@ -150,7 +150,7 @@ def _add_numbers(
                 return False
             if any(one is not None for _, _, one in found[first:]):
                 return False
-        elif type(value) is np.ndarray and value.shape[:1] == (num_envs,):
+        elif type(value) is np.ndarray and _has_rows(value, num_envs):
             if value.dtype.kind not in "biuf" or value.dtype.itemsize > _LARGEST_NUMBER:
                 return False
             if value.ndim == 1 and value.dtype == np.uint64:  # as Python's it may be too large
@@ -176,13 +176,20 @@ def _columns_of(
         values: Any = _Whole(value)
         if isinstance(value, Mapping):
             values = _Nested(_columns_of(value, num_envs))
-        elif isinstance(value, (np.ndarray, list, tuple)) and len(value) == num_envs:
+        elif _has_rows(value, num_envs):
             # Numbers as Python's, as envs of one's own give them.
             values = value
             if isinstance(value, np.ndarray) and value.ndim == 1:
                 values = value.tolist()
         columns.append((key, values, None if mask is None else np.asarray(mask, bool).tolist()))
     return columns
+
+
+def _has_rows(value: Any, num_envs: int) -> bool:
+    """Whether a value has a part for each row; else it is one of all of them."""
+    if isinstance(value, np.ndarray):
+        return bool(value.ndim) and value.shape[0] == num_envs
+    return isinstance(value, (list, tuple)) and len(value) == num_envs
 
 
 def _row_of(columns: _Columns, row: int) -> dict[str, Any]:

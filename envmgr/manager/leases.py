@@ -110,8 +110,12 @@ class _Slot:
         loop = signal_here().loop
         return AsyncSlot(self._lease, self._owner, self._tenancy, loop, self._busy)
 
-    def _begin(self) -> None:
+    def _begin(self, taken: list[bool]) -> None:
         """Let one call in.
+
+        Args:
+            taken: is told that it was, in one call of C: an interrupt comes before both or after.
+                Who sees True there lets the next one in.
 
         Raises:
             LeaseEndedError: the lease has ended.
@@ -125,7 +129,8 @@ class _Slot:
                 "a new one with manager.lease(). Nothing was sent to it."
             )
         self._owner.refuse_within_a_call()
-        if not self._busy.acquire(blocking=False):
+        taken.extend(map(self._busy.acquire, (False,)))
+        if not taken[0]:
             raise SlotBusyError(
                 f"env {self.env_id} is in a call of another coroutine or thread: a lease is for "
                 "one at a time. Take a lease for each. Nothing was sent to it."
@@ -256,18 +261,20 @@ class Slot(_Slot):
         return timestep
 
     def _call(self, signal: _ThreadSignal, call: SlotCall) -> Any:
-        self._begin()
+        taken: list[bool] = []
         try:
             try:
+                self._begin(taken)
                 self._send(call)
                 signal.wait()
             finally:
-                self._busy.release()
+                if True in taken:
+                    self._busy.release()
             if call.closes:
                 self._lease.lessor.close()
             return _answer(call)
         except BaseException as error:
-            if error is not call.error:  # Ctrl-C
+            if True in taken and error is not call.error:  # Ctrl-C
                 self._abandon(call)
             raise
 
@@ -326,18 +333,20 @@ class AsyncSlot(_Slot):
         return signal
 
     async def _call(self, signal: Signal, call: SlotCall) -> Any:
-        self._begin()
+        taken: list[bool] = []
         try:
             try:
+                self._begin(taken)
                 self._send(call)
                 await signal.wait()
             finally:
-                self._busy.release()
+                if True in taken:
+                    self._busy.release()
             if call.closes:
                 await in_thread(self._lease.lessor.close, CLOSING)
             return _answer(call)
         except BaseException as error:
-            if error is not call.error:  # also when a loop that has ended lets go of it
+            if True in taken and error is not call.error:  # also when a loop that has ended lets go
                 self._abandon(call)
             raise
 

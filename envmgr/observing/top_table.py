@@ -38,6 +38,9 @@ _TEXTS = ("state", "at")
 _LEFT_OUT = ("p50", "MB", "steps/s", "p99", "for")
 """What goes first where the screen is too narrow for all."""
 
+_SHRINKS = "at"
+"""What gets narrower when nothing is left to go."""
+
 SORTS = ("env", "slowest", "longest", "failures")
 
 
@@ -204,8 +207,12 @@ def _fitting(width: int) -> list[str]:
 
 
 def _line(cells: Mapping[str, str], width: int) -> str:
+    widths = {name: _COLUMNS[name] for name in cells}
+    beyond = sum(widths.values()) + len(widths) - 1 - width
+    if beyond > 0:  # of a text a part is of use, of a number it is wrong
+        widths[_SHRINKS] = max(widths[_SHRINKS] - beyond, 1)
     aligned = (
-        cell.ljust(_COLUMNS[name]) if name in _TEXTS else cell.rjust(_COLUMNS[name])
+        cell[: widths[name]].ljust(widths[name]) if name in _TEXTS else cell.rjust(widths[name])
         for name, cell in cells.items()
     )
     return " ".join(aligned)[:width]

@@ -20,10 +20,16 @@ def leafwise(fn: Callable[..., Any], batch: Any, *others: Any) -> Any:
         fn: takes an array of the batch, and the parts of the others that stand in its place.
         batch: what is nested as the result is to be.
         *others: nested likewise.
+
+    Raises:
+        KeyError: one of them has other keys.
     """
     if type(batch) is np.ndarray:  # before the slow questions
         return fn(batch, *others)
     if isinstance(batch, Mapping):
+        for other in others:
+            if len(other) != len(batch):  # else what the first has not would be left out
+                raise KeyError(f"there are {list(other)} where others have {list(batch)}")
         return {key: leafwise(fn, part, *(o[key] for o in others)) for key, part in batch.items()}
     if isinstance(batch, tuple):
         parts = zip(batch, *others, strict=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 from collections.abc import Iterable
 
@@ -19,6 +21,18 @@ def fill_standard_fds() -> None:
         while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(fd, True)
         os.close(fd)
+
+
+@functools.cache
+def has_pidfds() -> bool:
+    """Whether processes can be watched by pidfds: old kernels, and some sandboxes, refuse that."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except AttributeError:
+        return False
+    except OSError as error:
+        return error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES)
+    return True
 
 
 def keep_from_children(fd: int) -> None:

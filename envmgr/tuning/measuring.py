@@ -65,7 +65,12 @@ class Course:
             "episode_num": float("inf"),
             "auto_reset": True,
             "max_failures_total": _MANY,
+            # What a run tells its user is none of these managers', of which there are several.
+            "trace": None,
+            "episode_log": None,
         }
+        if config.get("metrics"):
+            changes["metrics"] = {**config["metrics"], "port": None}
         self.manager: EnvManager = create_env_manager({**config, **changes}, env_fn=factories)
         try:
             self.manager.launch()

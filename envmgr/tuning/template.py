@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -107,12 +108,13 @@ def _head(name: str, path: str, tried: Tried | None) -> str:
         f"{observations}, actions {actions}. A step took {short_time(profile['step_mean_s'])}, a "
         f"reset {short_time(profile['reset_mean_s'])}; {episodes}. {tried.where}"
     )
-    allowed = "".join(f" --allow-import {module}" for module in tried.allow_import)
+    allowed = "".join(f" --allow-import {shlex.quote(module)}" for module in tried.allow_import)
+    rest = f"{shlex.quote(str(path))}{allowed}"
     commands = {
-        f"envmgr check {path}{allowed}": "is the env fit to run for days?",
-        f"envmgr tune {path}{allowed}": "workers, kind and spares that step it fastest",
-        f"envmgr run {path}{allowed}": "collect timesteps",
-        f"envmgr show {path}{allowed}": "every other key, with its default",
+        f"envmgr check {rest}": "is the env fit to run for days?",
+        f"envmgr tune {rest}": "workers, kind and spares that step it fastest",
+        f"envmgr run {rest}": "collect timesteps",
+        f"envmgr show {rest}": "every other key, with its default",
     }
     widest = max(map(len, commands))
     lines = textwrap.wrap(" ".join(about.split()), _WIDTH, break_on_hyphens=False)

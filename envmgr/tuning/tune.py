@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envmgr.config import ManagerConfig
-from envmgr.errors import EnvManagerError
+from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.launch import cores_of
 from envmgr.proc import resident_bytes
 from envmgr.transport.process.preflight import free_memory
@@ -95,11 +95,13 @@ def tune(
         say: told what is being done.
 
     Raises:
+        ConfigError: the envs count for a cap that managers share.
         EnvManagerError: the env cannot be built and stepped, or with no setting.
     """
     end = time.monotonic() + seconds
     env_num = len(factories)
     config = {**config, "env_num": env_num}
+    _refuse_shared(config)
     say("an env by itself")
     one = _try_one(config, factories, min(_MOST_PROFILE_S, _PROFILE_SHARE * seconds))
     cores, trial = cores_of(ManagerConfig.from_mapping(config)), one.profile.trial
@@ -149,6 +151,17 @@ def tune(
         rows=_rows(found, aside, settings, stable.errors, notes),
         changes=changes_of(best.setting, now),
     )
+
+
+def _refuse_shared(config: Mapping[str, Any]) -> None:
+    """Refuse what would have settings wait for each other's envs, for ever."""
+    shared = (config.get("limits") or {}).get("shared")
+    if shared:
+        raise ConfigError(
+            f"manager.limits.shared is {dict(shared)}, and `envmgr tune` keeps several managers of "
+            f"{config['env_num']} envs each launched at one time, which would wait for each other. "
+            "Tune without it: --set manager.limits=null. What is best does not depend on it."
+        )
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,9 @@ class FrameChannel:
             os.set_blocking(fd, blocking)
         self.read_fd = read_fd
         self.write_fd = write_fd
-        # Frames that are kept, and how much of them was taken, part by part. Replaced as a whole,
-        # so that an interrupt finds the one or the other.
+        # Frames that are kept, and how much of them was taken, part by part: less than the first,
+        # but for what `flush` has just written. Replaced as a whole, so that an interrupt finds the
+        # one or the other.
         self._sending: tuple[list[bytes], list[int]] = ([], [])
         self.incoming = NOTHING_INCOMING
 
@@ -179,11 +180,13 @@ class FrameChannel:
         try:
             while self._sending[0]:
                 frames, taken = self._sending
-                data = memoryview(b"".join(frames))[sum(taken) :]
+                # Frame by frame: to put them together would copy all of them for each 64 KiB.
+                data = memoryview(frames[0])[sum(taken) :]
+                if not data:
+                    self._sending = (frames[1:], [])
+                    continue
                 # In one go, as in `write_each`.
                 taken.extend(map(os.write, (self.write_fd,), (data,)))
-                if taken[-1] == len(data):
-                    self._sending = ([], [])
         except BlockingIOError:
             return
         except OSError as error:

@@ -52,7 +52,8 @@ def write_to_log_file(folder: str, file: LogFile) -> None:
     if not logging.root.handlers:
         _log_unhandled_records()
     began = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"--- {began}: process {os.getpid()}, {file.name}")
+    with contextlib.suppress(OSError):  # the disk is full: no reason to end a worker
+        print(f"--- {began}: process {os.getpid()}, {file.name}")
 
 
 def _stream_of(number: int, name: str) -> object:

@@ -246,11 +246,12 @@ class _Factory:
 def _set_up(setup: WorkerSetup, crash_fd: int | None) -> crash_report.CrashRecorder | None:
     index, settings = setup.host_index, setup.worker
     process_name.name_worker(index, (env_id for env_id, _, _, _ in setup.envs))
+    # First: whatever fails here has last words.
+    recorder = None if crash_fd is None else crash_report.record_crashes(crash_fd, index)
     if settings.log is not None:
         ids, generations, _, _ = zip(*setup.envs, strict=True)
         file = log_file.LogFile(index, ids, max(generations))
         log_file.write_to_log_file(settings.log, file)
-    recorder = None if crash_fd is None else crash_report.record_crashes(crash_fd, index)
     set_up(index, settings)
     return recorder
 

@@ -124,6 +124,14 @@ class Masked(Sound):
         return {"obs": obs, "action_mask": np.array([0, 1], np.int8)}, *others
 
 
+class Errors(Sound):
+    """Tells errors of its own in infos, as tools and browsers do."""
+
+    def step(self, action):
+        obs, *others, _ = super().step(action)
+        return obs, *others, {"error": self.np_random.choice([None, "", "no such page"])}
+
+
 class Wrong(Sound):
     """Has another shape in every step than its space says."""
 
@@ -257,6 +265,13 @@ def test_no_config_is_written_for_an_env_every_step_of_which_fails(
     assert main(args) == 1
     assert "shape (3,)" in capsys.readouterr().err
     assert not (folder / "wrong.yaml").exists()
+
+
+def test_errors_that_infos_tell_are_no_failures_of_the_env(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "check_users_envs:Errors", "--env-num", "2", "--out", "errors.yaml"]) == 0
+    assert "failed" not in capsys.readouterr().err
 
 
 def test_a_config_is_written_for_an_env_that_fails_now_and_then(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,29 @@ def test_a_tuned_config_that_cannot_be_written_after_all_is_printed(
     assert "The tuned config is in" not in printed.out
     assert "cannot be written to 't.yaml': [Errno 28] No space left" in printed.err
     assert "num_workers: 2" in json.loads((folder / "f.json").read_text())["config"]
+
+
+def test_envs_that_count_for_a_shared_cap_are_not_tuned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shared = ["--set", "manager.limits={shared: {browser: 4}}"]
+    assert main(["tune", "c.yaml", "--seconds", "2", *shared]) == 2
+    assert "--set manager.limits=null" in capsys.readouterr().err
+    assert main(["tune", "c.yaml", "--seconds", "2", *shared, "--set", "manager.limits=null"]) == 0
+
+
+def test_what_a_run_tells_is_not_told_of_the_settings_that_are_tried(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:  # by the trainer that runs meanwhile
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = ("episode_log=log.jsonl", "trace=trace.json", f"metrics={{port: {port}}}")
+        options = [part for one in told for part in ("--set", f"manager.{one}")]
+        assert main(["tune", "c.yaml", "--seconds", "3", *options]) == 0
+    assert "cannot be" not in capsys.readouterr().out
+    assert not [name for name in ("log.jsonl", "trace.json") if (folder / name).exists()]
 
 
 @pytest.mark.parametrize(

@@ -150,4 +150,21 @@ def test_the_report_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     page = (tmp_path / "log.html").read_text()
     assert "completed" in page
     assert "RuntimeError" in page
+    assert main(["report", str(log)]) == 0, "it may be made anew"
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["exp.json", "exp.html"])
+def test_the_report_of_a_log_replaces_nothing_that_is_no_report(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, mine = tmp_path / "exp.jsonl", tmp_path / name
+    with create_env_manager({"type": "base", "episode_log": str(log)}, [Told]) as manager:
+        manager.step({0: END})
+    mine.write_text('{"learning_rate": 1}')
+    assert main(["report", str(log)]) == 2
+    assert (
+        f"would replace '{mine}', which `envmgr report` has not written" in capsys.readouterr().err
+    )
+    assert mine.read_text() == '{"learning_rate": 1}'
+    assert main(["report", str(log), "--out", str(tmp_path / "page.html")]) == 0

@@ -303,8 +303,12 @@ def _saved_and_sent(account: Account) -> None:
 
 def _leased(manager: Any) -> None:
     with manager.lease() as env:
-        env.reset()
-        timestep = env.step(5)
+        try:
+            env.reset()
+            timestep = env.step(5)
+        except BaseException:
+            env.reset()  # who caught it goes on in the same lease: nothing holds it any more
+            raise
         assert timestep.obs.tolist() == [5.0, 1.0]
         assert timestep.info["steps"] == 1
 

@@ -622,6 +622,21 @@ def test_f43_a_forked_child_may_launch_a_manager_of_its_own(script: Script) -> N
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("context", ["server", "fork", "spawn"])
+def test_a_path_object_to_import_from_and_many_arguments(script: Script, context: str) -> None:
+    done = script.run(
+        """
+        import pathlib
+        sys.path.append(pathlib.Path("/nowhere"))  # which imports pass over
+        sys.argv += ["data/part-%030d.npz" % k for k in range(5000)]  # 220 kB
+        with make() as manager:
+            say(sorted(manager.step({0: 1, 1: 1})))
+        """,
+        context,
+    )
+    assert done.stdout == "[0, 1]\n", done.stderr
+
+
 # -- threads of the trainer -----------------------------------------------------------------------
 
 

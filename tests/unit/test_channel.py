@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tracemalloc
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from typing import Any
@@ -170,6 +171,25 @@ def test_a_full_pipe_is_no_error_and_keeps_everything(ends: Any) -> None:
         found += len(host.receive())
         parent.flush()
     assert found == n_sent
+
+
+def test_what_is_kept_is_not_copied_again_for_each_part_that_is_taken(ends: Any) -> None:
+    parent, host = ends
+    big, small = [message(k, b"b" * 2_000_000) for k in (1, 2)], message(3)
+    for one in (*big, small):
+        parent.send(encode(one))
+    found: list[Message] = []
+    tracemalloc.start()
+    while len(found) < 3:
+        parent.flush()  # part by part, as much as the pipe takes
+        at_most = tracemalloc.get_traced_memory()[0] + 1_000_000
+        tracemalloc.reset_peak()
+        parent.flush()
+        assert tracemalloc.get_traced_memory()[1] < at_most
+        found += received(host)
+    tracemalloc.stop()
+    assert found == [*big, small]
+    assert not parent.has_unsent
 
 
 def test_a_large_frame_from_the_host_is_put_together(ends: Any) -> None:

@@ -256,6 +256,21 @@ class TestModulesBesideTheFirstConfig:
         allowed = {"allow_env": ["A"]}
         command = f"envmgr run --resume {run} --allow-env A"
         whole = f"PYTHONPATH='{first}' {command} --allow-import left_behind"
-        assert resuming_command(run, allowed) == whole
+        assert resuming_command(run, (), allowed) == whole
         monkeypatch.chdir(first)
-        assert resuming_command(run, allowed) == command, "they are beside it"
+        assert resuming_command(run, (), allowed) == command, "they are beside it"
+
+    def test_the_command_that_goes_on_sets_again_what_a_file_may_not(
+        self, run: Path, first: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(first)
+        (run / "config.yaml").write_text("env: {id: CartPole-v1}\nmanager: {env_num: 3}\n")
+        plain = ["manager.env_num=3"]
+        assert resuming_command(run, plain, {}) == f"envmgr run --resume {run}"
+        log = "manager.worker_log=/elsewhere/my log"
+        (run / "config.yaml").write_text(
+            "env: {id: CartPole-v1}\nmanager: {env_num: 3, worker_log: /elsewhere/my log}\n"
+        )
+        assert resuming_command(run, [log], {}) == (
+            f"envmgr run --resume {run} --set 'manager.worker_log=/elsewhere/my log'"
+        )

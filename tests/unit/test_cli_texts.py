@@ -173,6 +173,8 @@ class TestFigures:
         assert uneven.endswith("(envs 1, 4, 5; most often env 1, twice)")
         one = {"failures": 1, "failures_by_kind": {"EnvTimeout": 1}, "failures_by_env": {7: 1}}
         assert failures_text(one) == "1 failure: EnvTimeout x1 (env 7)"
+        killed = {"failures": 4, "failures_by_kind": {"unknown": 4}, "failures_by_env": {}}
+        assert failures_text(killed) == "4 failures: unknown x4"
         assert failures_text({"failures": 0}) == failures_text({}) == "0"
 
     def test_of_a_run_list_envs_in_their_order(self) -> None:
@@ -225,6 +227,17 @@ class TestAnnotatedYaml:
         assert shown["id: CartPole-v1"] == shown["1: 5"] == f"file {file}"
         assert shown["wait_num: 2"] == "kind async_subprocess"
         assert shown["auto_reset: true"] == "default"
+
+    def test_keys_that_are_no_plain_words_are_read_back_as_they_are(self, tmp_path: Any) -> None:
+        file = tmp_path / "c.yaml"
+        file.write_text(
+            "env:\n  id: CartPole-v1\n  kwargs:\n    prices: {2020-01-01: 5}\n"
+            "    devices: {'cuda:0': {mem: 1}, 3: {'a: b': 2}, true: {x: null}}\n"
+        )
+        resolved = resolve_config(file)
+        again = tmp_path / "again.yaml"
+        again.write_text(annotated_yaml(resolved.values, resolved.origins))
+        assert load_config(again) == resolved.values
 
     def test_every_value_has_its_origin(self) -> None:
         resolved = resolve_config({"env": {"id": "X"}, "manager": {"seed": [1, 2]}})

@@ -17,7 +17,8 @@ from easydict import EasyDict
 from envmgr import config_file, registry
 from envmgr.config import default_manager_config
 from envmgr.config.origins import Origin, Source
-from envmgr.config_file import load_config, read_config_file, resolve_config, to_yaml
+from envmgr.config.yaml_text import dump_yaml
+from envmgr.config_file import load_config, read_config_file, resolve_config
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import Registry
 
@@ -458,23 +459,23 @@ def test_missing_entry_of_a_file_is_found_when_it_is_loaded(tmp_path: Path) -> N
 
 def test_resolved_config_comes_back_equal(tmp_path: Path) -> None:
     cfg = load_config(write(tmp_path, CARTPOLE), set=["manager.worker_env.set.MUJOCO_GL=egl"])
-    again = load_config(write(tmp_path, to_yaml(cfg), "again.yaml"))
+    again = load_config(write(tmp_path, dump_yaml(cfg), "again.yaml"))
     assert again == cfg
-    assert to_yaml(again) == to_yaml(cfg)
+    assert dump_yaml(again) == dump_yaml(cfg)
     assert read_config_file(tmp_path / "again.yaml") == cfg
 
 
 def test_default_config_comes_back_equal(tmp_path: Path) -> None:
     cfg = load_config({})
-    assert load_config(write(tmp_path, to_yaml(cfg))) == cfg
-    assert "episode_num: .inf\n" in to_yaml(cfg)
-    assert "env_num: null\n" in to_yaml(cfg)
+    assert load_config(write(tmp_path, dump_yaml(cfg))) == cfg
+    assert "episode_num: .inf\n" in dump_yaml(cfg)
+    assert "env_num: null\n" in dump_yaml(cfg)
 
 
 def test_tuples_and_numbers_of_numpy_come_back(tmp_path: Path) -> None:
     kwargs = {"size": (64, 64), "nested": {"t": [(1, 2)]}, "scale": np.float64(0.5), "text": "1e3"}
     cfg = load_config({"env": {"id": "X", "kwargs": kwargs}})
-    again = load_config(write(tmp_path, to_yaml(cfg)))
+    again = load_config(write(tmp_path, dump_yaml(cfg)))
     assert again.env.kwargs == kwargs
     assert type(again.env.kwargs.size) is tuple
     assert type(again.env.kwargs.text) is str
@@ -483,4 +484,4 @@ def test_tuples_and_numbers_of_numpy_come_back(tmp_path: Path) -> None:
 def test_value_that_yaml_cannot_hold_is_named(tmp_path: Path) -> None:
     cfg = load_config({"env": {"id": "X", "kwargs": {"fn": len}}})
     with pytest.raises(ConfigError, match=r"^env\.kwargs\.fn is "):
-        to_yaml(cfg)
+        dump_yaml(cfg)

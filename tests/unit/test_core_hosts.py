@@ -67,6 +67,17 @@ def test_a_lost_host_is_killed_and_replaced_only_when_its_death_is_reported(happ
 # -- what they are started with -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lingers", [False, True])
+def test_others_do_not_wait_for_what_was_posted_for_a_host_that_is_gone(lingers: bool) -> None:
+    hosts = Rig(2).launch().supervisor.hosts
+    block = hosts.block
+    if block is None:  # steps go by message
+        return
+    block.posted[...], block.finished[...] = 7, 3
+    hosts.ended(hosts.groups[1], lingers=lingers)
+    assert [int(one) for one in block.finished] == [3, 3 if lingers else 7]
+
+
 def test_hosts_are_told_who_is_a_row() -> None:
     rig = rows_of_batches(env_num=4)
     hosts = rig.transport.hosts.values()

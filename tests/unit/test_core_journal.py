@@ -199,6 +199,21 @@ def test_an_interrupt_while_a_thread_starts_is_raised_as_it_is(
     quiet.end()
 
 
+def test_in_an_exit_handler_that_starts_no_threads_the_caller_does_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    quiet = SignalFreeThread()
+    with pytest.raises(RuntimeError):
+        quiet.run(lambda: 5)
+    monkeypatch.setattr(threading.main_thread(), "is_alive", lambda: False)
+    assert quiet.run(lambda: 5) == 5
+    quiet.end()
+
+
 class Writes:
     """Something that is done in three stores, one of which an interrupt may come before."""
 

@@ -76,6 +76,24 @@ def crash(during: str = "step", generation: int = 0) -> EnvCrash:
     return EnvCrash("died of action 'secret'", env_id=0, during=during, generation=generation)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "total"),
+    [
+        (({"a": 1.0}, {"a": 2.0, "b": 3.0}, {"b": 0.5}), {"a": 3.0, "b": 3.5}),  # b joins, a leaves
+        (([1, 2.0], (3, 4.0)), [4, 6.0]),
+        (({"team": {"a": 1}}, {"team": {"a": 2}}), {"team": {"a": 3}}),
+        (([1.0], [1.0, 2.0]), [1.0, 2.0]),  # of different forms: the latest
+    ],
+)
+def test_rewards_by_agent_and_in_lists_are_summed(
+    logged: Logged, rewards: tuple[Any, ...], total: Any
+) -> None:
+    for reward in rewards[:-1]:
+        logged.step({0: going(reward)})
+    logged.step({0: ended(rewards[-1])})
+    assert logged.lines[-1]["return"] == total
+
+
 def test_each_episode_has_a_line_with_its_outcome(logged: Logged) -> None:
     logged.step({0: going(), 1: going(0.5)})
     logged.step({0: ended(), 1: going(0.5)})
@@ -171,7 +189,7 @@ def test_an_episode_that_was_left_does_not_count_for_the_next(logged: Logged) ->
 def test_returns_are_in_json_whatever_their_form(logged: Logged) -> None:
     logged.step({0: going(np.array([1.0, 2.0])), 1: going({"a": 1.0})})
     logged.step({0: ended(np.array([1.0, np.nan])), 1: ended({"a": np.float32(3.0)})})
-    assert [line["return"] for line in logged.lines] == [[2.0, None], {"a": 3.0}]
+    assert [line["return"] for line in logged.lines] == [[2.0, None], {"a": 4.0}]
     assert plain((True, 2, np.int64(3), float("inf"), "x")) == [1.0, 2.0, 3.0, None, None]
 
 

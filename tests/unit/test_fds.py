@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
-from envmgr.transport.fds import forget_fd, keep_from_children, parent_fds
+import pytest
+
+from envmgr.transport.fds import forget_fd, has_pidfds, keep_from_children, parent_fds
+
+
+@pytest.mark.parametrize(
+    ("number", "has"),
+    [(errno.ENOSYS, False), (errno.EPERM, False), (errno.EMFILE, True), (None, True)],
+)
+def test_whether_the_kernel_has_pidfds(
+    number: int | None, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pidfd_open(pid: int) -> int:
+        if number is None:
+            return os.dup(0)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open, raising=False)
+    has_pidfds.cache_clear()
+    assert has_pidfds() == has
+    has_pidfds.cache_clear()
 
 
 def test_forks_give_up_what_is_kept_from_them_until_it_is_forgotten() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from envmgr.cli import loggers
-from envmgr.cli.loggers import Loggers
+from envmgr.cli.loggers import Loggers, TensorBoardLogger
 from envmgr.collect import CollectStatistics
 from envmgr.errors import ConfigError, MissingDependencyError
 from envmgr.observing.endpoint import Endpoint, families_of
@@ -299,6 +299,33 @@ class TestLoggers:
         assert ("envmgr/failures", 1, 5) in told
         assert (["elapsed_s", "episodes", "failures", "steps"], 5) in told
         assert told[-2:] == ["finished", "closed"]
+
+    def test_rewards_that_are_vectors_are_a_scalar_for_each_component(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: dict[str, float] = {}
+        writer = SimpleNamespace(
+            add_scalar=lambda tag, scalar, step: told.update({tag: scalar}), close=lambda: None
+        )
+        tensorboard = SimpleNamespace(SummaryWriter=lambda folder: writer)
+        monkeypatch.setitem(sys.modules, "tensorboardX", tensorboard)
+        logger = TensorBoardLogger()
+        logger.open(tmp_path, {})
+        logger.log({"steps": 5, "return_mean_of_last_100": [1.5, None, -2.0], "length_mean": None})
+        name = "envmgr/return_mean_of_last_100"
+        assert told == {f"{name}/0": 1.5, f"{name}/2": -2.0}
+
+    def test_the_first_rate_of_a_resumed_run_is_since_it_goes_on(
+        self, tmp_path: Path, clock: list[float], collector: Any, manager: Any
+    ) -> None:
+        statistics = collector.statistics
+        statistics.elapsed_s, statistics.steps = 36_000.0, 1_000_000
+        writers = Loggers(["csv"], writes=True)
+        writers.begin(tmp_path, {}, before=statistics)
+        statistics.elapsed_s, statistics.steps = 36_010.0, 1_000_050
+        writers.log(collector, manager)
+        writers.end()
+        assert ",5.0," in (tmp_path / "metrics.csv").read_text().splitlines()[-1]
 
     def test_what_cannot_be_had_is_refused_before_anything_runs(
         self, monkeypatch: pytest.MonkeyPatch

@@ -42,6 +42,12 @@ os._exit(0)
 """
 
 
+def test_a_disk_that_is_full_ends_no_worker(tmp_path: Path) -> None:
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    code = full + CODE.partition("print(")[0] + "write_to_log_file(sys.argv[1], file); os._exit(5)"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT).returncode == 5
+
+
 def test_a_later_launch_writes_on(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", CODE, str(tmp_path)], cwd=ROOT, capture_output=True, check=True

@@ -72,6 +72,22 @@ def test_cgroups_of_version_1(system: System) -> None:
     assert preflight.free_memory()[0] == 150
 
 
+def test_the_least_share_of_the_cores_counts(system: System) -> None:
+    assert preflight.cpu_quota() is None
+    system.write("cgroup/a/b/cpu.max", "max 100000\n")
+    assert preflight.cpu_quota() is None
+    system.write("cgroup/a/b/cpu.max", "250000 100000\n")
+    assert preflight.cpu_quota() == 2.5
+    system.write("cgroup/a/cpu.max", "150000 100000\n")
+    assert preflight.cpu_quota() == 1.5
+    system.write("proc/self/cgroup", "4:cpu,cpuacct:/x\n")
+    system.write("cgroup/cpu/x/cpu.cfs_quota_us", "-1\n")
+    system.write("cgroup/cpu/x/cpu.cfs_period_us", "100000\n")
+    assert preflight.cpu_quota() is None
+    system.write("cgroup/cpu/x/cpu.cfs_quota_us", "400000\n")
+    assert preflight.cpu_quota() == 4.0
+
+
 @pytest.mark.parametrize(
     ("uid", "capabilities", "free"),
     [(0, "0", sys.maxsize), (7, "0", 580), (7, f"{1 << 24:x}", sys.maxsize)],

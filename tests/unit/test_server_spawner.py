@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import re
 import socket
 import subprocess
@@ -50,6 +51,26 @@ def test_the_module_that_ends_all_servers_is_the_one_that_was_imported_last(
     assert "good" not in caplog.text.replace("envmgr", "")
     spawner.close()
     ready.close()
+
+
+def test_more_fds_than_may_be_on_the_way_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link, send_fds, refused = ServerLink(ours), socket.send_fds, [0] * 3
+
+    def limited(*args: Any) -> int:
+        if refused:
+            refused.pop()
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        return send_fds(*args)
+
+    monkeypatch.setattr(socket, "send_fds", limited)
+    link.send(server.START, 4, 0, fds=[0])
+    assert server.RECORD.unpack_from(theirs.recv(server.MAX_RECORD))[:2] == (server.START, 4)
+    refused.append(0)
+    with pytest.raises(OSError, match="Too many references"):
+        link.send(server.START, 5, 0, fds=[0], patience_s=0.0)
+    link.close()
+    theirs.close()
 
 
 def test_a_manager_that_closes_does_not_wait_long_for_a_server_that_takes_nothing(

@@ -36,6 +36,7 @@ from envmgr.spaces import (
     path_text,
     same_space,
     split_batch,
+    stacked,
 )
 from tests.cases import for_each
 
@@ -595,6 +596,15 @@ def test_values_with_a_layout_are_stacked_leaf_by_leaf() -> None:
     assert batch["image"].dtype == np.uint8
     assert batch["parts"][0].tolist() == [3, 3]
     assert batch["parts"][1]["speed"].shape == (2,)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_values_with_other_keys_are_no_batch(order: int) -> None:
+    rows = [{"a": 1.0}, {"a": 2.0, "b": 3.0}][::order]
+    with pytest.raises(KeyError):
+        stacked(rows)
+    with pytest.raises(KeyError):
+        stacked([{"of": row} for row in rows])
 
 
 def test_no_values_make_an_empty_batch_of_the_right_shape() -> None:

@@ -36,8 +36,12 @@ def chosen(view: LiveTop, boards: list[Board]) -> list[str]:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 87, 200])
 def test_lines_are_as_wide_as_the_screen_at_most(width: int) -> None:
-    table = Top().table(0, board(3), 51.0, 3, width)
+    shown_board = board(3)
+    shown_board.failed[...] = 12_345
+    table = Top().table(0, shown_board, 51.0, 3, width)
     assert max(map(len, [*table.head, table.names, *table.lines])) <= width
+    if width >= 40:
+        assert all("12,345" in line or "12345" in line for line in table.lines), "cut off"
     assert table.names.split()[0] == "env"
     assert all(len(line.split()) > 1 for line in table.lines)
 

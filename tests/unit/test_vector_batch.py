@@ -204,6 +204,8 @@ def test_infos_of_rows() -> None:
         "vector": np.arange(6).reshape(3, 2),
         "_vector": np.array([False, False, True]),
     }
+    loss = RowInfos({"loss": np.array(0.5), "names": ["a", "b"]}, [0, 1], 3)  # of all rows
+    assert loss[1] == {"loss": np.array(0.5), "names": ["a", "b"]}
     rows = RowInfos(infos, [0, 1, 2], 3)
     assert rows.told == [0, 1, 2]
     assert rows[0] == {"score": 1}

@@ -169,6 +169,24 @@ def test_without_frames_or_pyav_videos_are_refused(
     assert not (tmp_path / "videos").exists()
 
 
+def test_a_figure_that_cannot_be_written_is_no_failure_of_the_env(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = GymnasiumEnv(Dawn(), env_id=1)
+    env.enable_save_figure(str(tmp_path / "figures"))
+    (tmp_path / "figures").rmdir()
+    env.reset()
+    env.step(0)
+    assert env.step(0).done
+    assert "the figure env_1-" in caplog.text
+    assert "is lost" in caplog.text
+    (tmp_path / "figures").mkdir()
+    env.reset()
+    env.step(0)
+    env.step(0)
+    assert len(names(tmp_path / "figures")) == 1
+
+
 # -- images as one ------------------------------------------------------------------------------
 
 

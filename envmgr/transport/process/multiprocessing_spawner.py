@@ -18,6 +18,7 @@ from envmgr.errors import ConfigError, StateError
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import (
     forget_fd,
+    has_pidfds,
     keep_from_children,
     let_go_of,
     parent_fds,
@@ -113,7 +114,7 @@ class MultiprocessingSpawner(Spawner):
 
     def _prepare(self) -> None:
         """Make what all workers share, when the first one is started."""
-        if self._endings is None and hasattr(os, "pidfd_open"):
+        if self._endings is None and has_pidfds():
             self._endings = ReadySet()
             self._lifeline = Lifeline()
             self._lifeline.keep_to_this_process()
@@ -362,6 +363,6 @@ def _parent_waitable() -> Any:
     parent = multiprocessing.parent_process()
     if parent is None:  # only in tests that call this in the main process
         raise StateError("this is not a worker process")
-    if hasattr(os, "pidfd_open") and parent.pid is not None:
+    if parent.pid is not None and has_pidfds():
         return os.pidfd_open(parent.pid)
     return parent.sentinel

@@ -175,6 +175,19 @@ def free_memory() -> tuple[int, str]:
     return min(found)
 
 
+def cpu_quota() -> float | None:
+    """Return how many cores' time the cgroup of this process may use; None without a limit."""
+    found = []
+    for folder in _cgroup_folders("cpu"):
+        words = _text(folder / "cpu.max").split()
+        words = words or [
+            _text(folder / f"cpu.cfs_{one}_us").strip() for one in ("quota", "period")
+        ]
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
+            found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
+
+
 def _cgroup_folders(controller: str) -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of those above it, which limit it, too."""
     for line in _text(_PROC / "self/cgroup").splitlines():

@@ -16,6 +16,7 @@ from envmgr.transport.process import server
 from envmgr.transport.process.server_imports import Preloads
 
 _PATIENCE_S = 5.0
+_LOOK_AGAIN_MS = 1
 
 
 class ServerLink:
@@ -108,10 +109,18 @@ class ServerLink:
         due = monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
         record = server.RECORD.pack(kind, host_id, number) + data
         while True:
-            with contextlib.suppress(BlockingIOError), self._used() as control:
-                socket.send_fds(control, [record], fds)
+            try:
+                with self._used() as control:
+                    socket.send_fds(control, [record], fds)
                 return
-            self._await_writable(due)
+            except BlockingIOError:
+                self._await_writable(due)
+            except OSError as error:
+                # Linux lets a user who is not root have as many fds on the way as RLIMIT_NOFILE
+                # says: a hundred workers and more, which the server has yet to take.
+                if error.errno != errno.ETOOMANYREFS or monotonic() >= due:
+                    raise
+                select.poll().poll(_LOOK_AGAIN_MS)  # nothing becomes readable or writable by it
 
     def _await_writable(self, due: float) -> None:
         poll = select.poll()

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from envmgr.texts import exit_text
@@ -36,7 +36,8 @@ _KILLED_S = _ENDED_S = 0.2
 _BOOTSTRAP = (
     # Not from the working directory, which `-c` puts first: a json.py may lie there.
     "import sys; sys.path[:] = filter(None, sys.path); import json; "
-    "sys.path[:], sys.argv[:], fd, pid = json.loads(sys.argv[1]); "
+    "file = open(int(sys.argv[1])); "
+    "sys.path[:], sys.argv[:], fd, pid = json.load(file); file.close(); "
     "from envmgr.transport.process.server import main; main(fd, pid)"
 )
 
@@ -164,7 +165,8 @@ class ServerSpawner(Spawner):
             flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             command = [sys.executable, *flags, "-c", _BOOTSTRAP]
             variables = worker.worker_environment(os.environ, self._settings)
-            given = (command, variables, [*sys.path], [*sys.argv], template_servers.inheritance())
+            told = _path_and_argv()
+            given = (command, variables, *told, template_servers.inheritance())
             wanted = self._preloading.modules
             self._template = template_servers.take(
                 given, wanted, lambda: _start_fresh(command, variables)
@@ -349,6 +351,13 @@ class ServerSpawner(Spawner):
             self._endings = None
 
 
+def _path_and_argv() -> tuple[list[str], list[str]]:
+    """Return `sys.path` and `sys.argv`, without what is no text: imports pass that over, too."""
+    given: Sequence[Sequence[Any]] = (sys.path, sys.argv)
+    path, argv = ([one for one in some if isinstance(one, str)] for some in given)
+    return path, argv
+
+
 def _start_fresh(
     command: list[str], variables: dict[str, str]
 ) -> tuple[ServerLink, subprocess.Popen[bytes]]:
@@ -356,14 +365,18 @@ def _start_fresh(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
-            setup = json.dumps([sys.path, sys.argv, theirs.fileno(), os.getpid()])
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                [*command, setup],
-                pass_fds=[theirs.fileno()],
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            setup = json.dumps([*_path_and_argv(), theirs.fileno(), os.getpid()])
+            # In a file, as one argument may have 128 KiB, and `train.py data/*` more.
+            with open(os.memfd_create("envmgr-setup"), "w+") as file:
+                file.write(setup)
+                file.seek(0)
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+                    [*command, str(file.fileno())],
+                    pass_fds=[theirs.fileno(), file.fileno()],
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
         except BaseException:
             ours.close()
             raise

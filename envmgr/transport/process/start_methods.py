@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
+from envmgr.transport.fds import has_pidfds
 from envmgr.transport.process.fork_spawner import ForkSpawner
 from envmgr.transport.process.multiprocessing_spawner import MultiprocessingSpawner
 from envmgr.transport.process.preloading import PreloadRules
@@ -32,7 +32,7 @@ def make_spawner(
         factories: of all envs, in the order of their env_ids.
         rules: what is imported once for all workers, where that can be; None: nothing.
     """
-    if sys.platform == "linux" and hasattr(os, "pidfd_open"):
+    if sys.platform == "linux" and has_pidfds():
         if context == "server":
             return ServerSpawner(settings, rules)
         if context == "fork":
