@@ -409,6 +409,28 @@ def test_f49_modules_of_the_users_own_are_not_shared(
     assert pid_of_import(one, "own_module") != pid_of_import(two, "own_module")
 
 
+def test_a_worker_is_known_before_its_env_is(world: World, modules: Modules) -> None:
+    modules.install(
+        slow_module="""
+        import time
+        fork = os.fork
+        def forked():
+            pid = fork()
+            if pid:
+                time.sleep(0.3)  # the server gets no core for so long
+            return pid
+        os.fork = forked
+        """
+    )
+    manager = make(world, preload=["slow_module"], retry_waiting_time=0.0)
+    for _ in range(2):
+        found = {worker["env_ids"][0]: worker["pid"] for worker in manager.stats()["workers"]}
+        assert found == {i: world.pid(i) for i in (0, 1)}
+        step_all(manager, {1: Do.KILL})
+        ready_all(manager)
+    manager.close()
+
+
 @pytest.mark.parametrize(
     "depth", [0, 1, 2], ids=["the server", "its template", "the first template"]
 )

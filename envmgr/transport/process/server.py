@@ -7,8 +7,9 @@ ended, and kills them and ends when the trainer closes the control socket or die
 
 Control messages are records of a SEQPACKET socket. To the server: START (with the worker's ends of
 its connection and, perhaps, the shared memory as file descriptors), SIGNAL, and GIVE_UP for a
-worker that was killed long ago. From it: STARTED, NOT_STARTED, ENDED, and LEFT, which answers
-GIVE_UP: that worker is still in the kernel, and is reaped whenever that lets go of it.
+worker that was killed long ago. From it: NOT_STARTED, ENDED, and LEFT, which answers GIVE_UP: that
+worker is still in the kernel, and is reaped whenever that lets go of it. A worker itself says
+STARTED there, before anything else.
 
 BRANCH has it fork a server like itself, with a control socket of its own, which imports modules
 before it serves: see `server_imports`. If there is a second socket, the branch sends a pidfd of
@@ -153,20 +154,21 @@ class WorkerServer:
             self._tell(NOT_STARTED, host_id, error.errno or 0)
         else:
             if pid == 0:
-                self._become_child(run)
+                self._become_child(host_id, run)
             self._host_of[pid] = host_id
             self._pid_of[host_id] = pid
-            self._tell(STARTED, host_id, pid)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _become_child(self, run: Callable[[], int]) -> NoReturn:
+    def _become_child(self, host_id: int, run: Callable[[], int]) -> NoReturn:
         code = 1
         try:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != self._pid:  # it died before the kernel knew that we care
                 os._exit(1)
+            # By itself, before anything else: whoever has heard of its envs knows its pid.
+            self._control.send(RECORD.pack(STARTED, host_id, os.getpid()))
             worker.isolate_process()
             for fd in (self._child_ended, self._wakeup, *self._reports):
                 os.close(fd)
