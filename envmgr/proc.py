@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+_PF_EXITING = 0x4
+
 
 def stat_of(pid: int) -> list[str]:
     """Return what `/proc/<pid>/stat` has behind the name of the process: its state comes first.
@@ -15,6 +17,14 @@ def stat_of(pid: int) -> list[str]:
     """
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].decode().split()
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether a process is about to end, or is gone: it has closed its files by that."""
+    try:
+        return bool(int(stat_of(pid)[6]) & _PF_EXITING)
+    except (OSError, ValueError, IndexError):
+        return True
 
 
 def status_of(pid: int | str) -> dict[str, str]:

@@ -158,6 +158,8 @@ def run_worker(
         The exit code.
     """
     known = frozenset(() if report_fd is None else sys.modules)
+    for fd in (*channel.fds, *fds):  # what envs start by `exec` gets none of them
+        os.set_inheritable(fd, False)
     crash_fd, shared_fds = (fds[0], fds[1:]) if crash_report.ARE_KEPT else (None, fds)
     inbox = ConnectionInbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:

@@ -637,6 +637,48 @@ def test_a_path_object_to_import_from_and_many_arguments(script: Script, context
     assert done.stdout == "[0, 1]\n", done.stderr
 
 
+@contexts
+def test_what_envs_start_gets_no_fd_of_ours(script: Script, context: str) -> None:
+    done = script.run(
+        """
+        import os
+
+        def ours(env):
+            found = []
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd):
+                    found.append(os.readlink(f"/proc/self/fd/{fd}"))
+            return found
+
+        with make() as manager:
+            say(max(map(len, manager.apply(ours))))
+        """,
+        context,
+    )
+    # `multiprocessing` has two pipes of its own there.
+    assert done.stdout == ("2\n" if context in ("spawn", "forkserver") else "0\n"), done.stderr
+
+
+@pytest.mark.parametrize("context", ["server", "spawn"])
+def test_an_env_that_closes_fds_that_are_not_its_own_is_told_so(
+    script: Script, context: str
+) -> None:
+    done = script.run(
+        """
+        import os
+        from envmgr.errors import EnvCrash
+
+        with make(env_num=1) as manager:
+            try:
+                manager.apply(lambda env: os.closerange(3, 200))
+            except EnvCrash as error:
+                say("file descriptor that is not its own" in str(error) and error.exit_status)
+        """,
+        context,
+    )
+    assert done.stdout == "None\n", done.stderr
+
+
 # -- threads of the trainer -----------------------------------------------------------------------
 
 

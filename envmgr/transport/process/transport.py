@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envmgr.errors import LaunchError
+from envmgr.proc import is_exiting
 from envmgr.transport.base import HostDied, Transport, at_most
 from envmgr.transport.fds import fill_standard_fds
 from envmgr.transport.process.connections import Connections
@@ -32,6 +33,10 @@ from envmgr.wire.messages import UNANSWERED, Message, Op
 from envmgr.wire.pipe_channel import PipeChannel
 
 _TERMINATE_S = 0.4
+_HAS_CLOSED = (
+    "it closed its connection to the trainer, as code does that closes a file descriptor that is "
+    "not its own, and was ended"
+)
 _CHANNELS = (FrameChannel, PipeChannel)
 
 
@@ -57,6 +62,7 @@ class ProcessTransport(Transport):
         self._has_main = spawner.inherits_factories
         self._worker_setup = WorkerSetupWriter(settings, with_factories=not self._has_main)
         self._alive: dict[int, int] = {}  # by host_id, which of the manager's hosts it is
+        self._has_closed: set[int] = set()  # hosts that closed their connection and lived on
         self._any_died = False
         self._hurried = False
         self._closed = False
@@ -225,6 +231,8 @@ class ProcessTransport(Transport):
         for host_id, garbage in connections.ruined.items():
             if garbage is not None:
                 self.arrivals.append((host_id, garbage))
+            elif (pid := self.pids.get(host_id)) is not None and not is_exiting(pid):
+                self._has_closed.add(host_id)
             self.kill(host_id)
         connections.ruined.clear()
         for host_id in connections.deaf:  # it takes nothing any more; what it has sent still counts
@@ -270,6 +278,9 @@ class ProcessTransport(Transport):
             if index is not None:
                 running = self._shared.running_in(index)  # before the last words are taken
                 died = died._replace(running=running, last_words=self._shared.last_words(index))
+            if host_id in self._has_closed:  # it was not killed for want of memory, but by us
+                self._has_closed.discard(host_id)
+                died = died._replace(exit_status=None, detail=_HAS_CLOSED)
             self.arrivals.append((host_id, died))
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
