@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -252,6 +253,27 @@ def run_script(folder: Path, body: str, *, prefix: tuple[str, ...] = (), **env: 
     )
     assert done.returncode == 0, done.stderr
     return done
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count otherwise")
+def test_f33_more_workers_are_started_than_fds_may_be_on_the_way(tmp_path: Path) -> None:
+    # The limit holds for users who are not root; who is gives up what makes the difference.
+    prefix = ("setpriv", "--bounding-set=-sys_resource,-sys_admin") if os.getuid() == 0 else ()
+    if prefix and shutil.which("setpriv") is None:
+        pytest.skip("there is no setpriv")
+    done = run_script(
+        tmp_path,
+        """
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (320, hard))
+        env_fn = [partial(ScriptedEnv, i, FOLDER) for i in range(64)]
+        for _ in range(3):
+            with make() as manager:
+                print(len(manager.step(dict.fromkeys(range(64), 1))))
+        """,
+        prefix=prefix,
+    )
+    assert done.stdout.split() == ["64"] * 3, done.stderr
 
 
 def test_f34_memory_that_cannot_be_had_is_an_error_at_launch(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import os
 import select
@@ -34,7 +35,7 @@ import struct
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NoReturn
 
 from envmgr.transport.process import server_imports
@@ -67,6 +68,7 @@ class WorkerServer:
         control: the SEQPACKET socket to the trainer.
         trainer: a pidfd of it.
         factories: of envs, by env_id, if workers inherit them.
+        births: sockets on which this server has yet to introduce itself.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class WorkerServer:
         control: socket.socket,
         trainer: int,
         factories: Mapping[int, EnvFactory] | None = None,
+        births: Sequence[int] = (),
     ) -> None:
         self._control = control
+        self._births = list(births)
         self._factories = factories
         self._pid = os.getpid()
         self._untold: deque[bytes] = deque()
@@ -105,6 +109,8 @@ class WorkerServer:
                 ready = {fd for fd, event in events.items() if event & ~select.POLLOUT}
                 if self._untold:
                     self._send_untold()
+                if self._births:
+                    self._births = [fd for fd in self._births if not _introduce(fd)]
                 if self._child_ended in ready:
                     self._reap()
                 for fd in ready & self._reports.keys():
@@ -170,7 +176,7 @@ class WorkerServer:
             # By itself, before anything else: whoever has heard of its envs knows its pid.
             self._control.send(RECORD.pack(STARTED, host_id, os.getpid()))
             worker.isolate_process()
-            for fd in (self._child_ended, self._wakeup, *self._reports):
+            for fd in (self._child_ended, self._wakeup, *self._births, *self._reports):
                 os.close(fd)
             self._control.close()
             code = run()
@@ -192,8 +198,7 @@ class WorkerServer:
 
     def _run_branch(self, fds: list[int], wanted: bytes) -> int:
         self._lifeline.close()
-        for fd in fds[1:]:
-            _introduce(fd)
+        births = [fd for fd in fds[1:] if not _introduce(fd)]
 
         def tell(kind: int, number: int, data: bytes = b"") -> None:
             control.send(RECORD.pack(kind, 0, number) + data)
@@ -212,7 +217,7 @@ class WorkerServer:
                 return 0
             worker.flush_streams()  # or each worker would print what modules have printed
             tell(READY, 0)
-            _serve(control, self._trainer, self._factories)
+            _serve(control, self._trainer, self._factories, births)
         return 0
 
     def _take_report(self, fd: int) -> None:
@@ -307,14 +312,27 @@ def signal_group(pid: int | None, number: int) -> None:
         os.kill(pid, number)
 
 
-def _introduce(fd: int) -> None:
-    """Send a pidfd of this process, and close the socket."""
-    with contextlib.suppress(ConnectionError), socket.socket(fileno=fd) as birth:
-        pidfd = os.pidfd_open(os.getpid())
-        try:
+def _introduce(fd: int) -> bool:
+    """Send a pidfd of this process, and close the socket.
+
+    Returns:
+        False if that has to be tried again: the trainer has sent as many fds as may be on the way,
+        and this process has to take some of them first.
+    """
+    pidfd = os.pidfd_open(os.getpid())
+    birth = socket.socket(fileno=fd)
+    try:
+        with contextlib.suppress(ConnectionError):
             socket.send_fds(birth, [b"p"], [pidfd])
-        finally:
-            os.close(pidfd)
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        birth.detach()
+        return False
+    finally:
+        os.close(pidfd)
+    birth.close()
+    return True
 
 
 def main(control_fd: int, trainer_pid: int) -> None:
@@ -345,9 +363,12 @@ def run_server(
 
 
 def _serve(
-    control: socket.socket, trainer: int, factories: Mapping[int, EnvFactory] | None
+    control: socket.socket,
+    trainer: int,
+    factories: Mapping[int, EnvFactory] | None,
+    births: Sequence[int] = (),
 ) -> None:
-    server = WorkerServer(control, trainer, factories)
+    server = WorkerServer(control, trainer, factories, births)
     gc.collect()
     gc.freeze()  # a collection in a worker would copy every page that it touches
     server.serve()
