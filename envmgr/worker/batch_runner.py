@@ -8,10 +8,11 @@ Where all that is known of the rows are arrays, `ColumnSteps` answers all of the
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, cast
@@ -278,13 +279,27 @@ class BatchRunner:
             self.env.first_env_id = self._batch.first
             self._is_built = True
         row = env_id - self._batch.first
-        self._rows[row] = batch_row = BatchRow(self.env, row, self.in_episode)
+        with self._closing_on_failure(row):
+            self._rows[row] = batch_row = BatchRow(self.env, row, self.in_episode)
         self._awaited = None
         return batch_row
 
     def runner_of(self, env: BatchRow, context: HostContext) -> EnvRunner:
-        """Return the runner of a row."""
-        return RowRunner(env, context, self)
+        """Return the runner of a row.
+
+        Raises:
+            Exception: as of `RowRunner`.
+        """
+        with self._closing_on_failure(env.row):
+            return RowRunner(env, context, self)
+
+    @contextlib.contextmanager
+    def _closing_on_failure(self, row: int) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # whatever the env's code may raise, SystemExit included
+            self.close_row(row)
+            raise
 
     def close_row(self, row: int) -> None:
         """Go on without a row; close the env with the last one."""

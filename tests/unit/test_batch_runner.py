@@ -486,6 +486,35 @@ def test_an_env_that_cannot_be_built_fails_all_rows() -> None:
     assert rig.said() == [(0, Op.FAILED), (1, Op.FAILED)]
 
 
+@pytest.mark.parametrize("space", ["odd", None], ids=["is none", "raises"])
+def test_a_batch_whose_rows_cannot_be_run_is_closed(space: Any) -> None:
+    class Odd(ScriptedBatch):
+        @property
+        def observation_space(self) -> Any:  # type: ignore[override]
+            if space is None:
+                raise ValueError("no space")
+            return space
+
+    sent, built = list[Message](), list[ScriptedBatch]()
+
+    def build() -> ScriptedBatch:
+        built.append(Odd(2))
+        return built[-1]
+
+    spec = BatchedEnvSpec(build, 2)
+    host = Host(
+        dict.fromkeys(range(2), spec),
+        HostSettings(batches=batches_of([spec] * 2)),
+        encode=lambda message: message,
+        send=sent.append,
+        memory=lambda n: None,
+    )
+    for env_id in range(2):
+        host.handle(Message(Op.HELLO, env_id, 0, 1, None))
+    assert [message.op for message in sent] == [Op.FAILED] * 2
+    assert [env.closed for env in built] == [1, 1]
+
+
 def test_a_spec_that_builds_something_else_says_so() -> None:
     rig = Rig(2, build=lambda size: object())
     assert "returned a value of type object, not a BatchedEnv" in rig.sent[0].payload.message
