@@ -36,6 +36,7 @@ from envmgr.env.old_gym import (
     split_reset,
 )
 from envmgr.spaces import AgentSpace, has_samples
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.types import EnvFactory
 
 __all__ = [
@@ -228,7 +229,8 @@ def _reward_space_of(env: Any) -> Space[Any] | None:
     space = attribute(env, "reward_space")
     try:
         return None if space is None else convert_space(space)
-    except EnvContractError:  # it informs and nothing depends on it
+    except Exception as error:  # it informs and nothing depends on it
+        pass_interrupt_on(error)
         return None
 
 

@@ -28,6 +28,7 @@ from envmgr.env.reset_arguments import ResetArguments
 from envmgr.env.seeds import EpisodeSeeds
 from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.types import EnvTimestep
 
 
@@ -283,15 +284,21 @@ class GymnasiumEnv(BaseEnv):
         return Space() if space is None else convert_space(space)
 
     def _reward_space(self) -> Space[Any]:
-        """The env's own reward_space; else a scalar within its reward_range, if it has one."""
-        own = self._optional("reward_space")
-        if own is not None:
-            return convert_space(own)
-        low, high = -np.inf, np.inf
-        reward_range = self._optional("reward_range")
-        if isinstance(reward_range, (tuple, list)) and len(reward_range) == 2:
-            low, high = (float(bound) for bound in reward_range)
-        return Box(low, high, shape=(), dtype=np.float64)
+        """The env's own reward_space; else a scalar within its reward_range, if it has one.
+
+        What cannot be read is any scalar: it informs and nothing depends on it.
+        """
+        try:
+            own = self._optional("reward_space")
+            if own is not None:
+                return convert_space(own)
+            reward_range = self._optional("reward_range")
+            if isinstance(reward_range, (tuple, list)) and len(reward_range) == 2:
+                low, high = (float(bound) for bound in reward_range)
+                return Box(low, high, shape=(), dtype=np.float64)
+        except Exception as error:  # a property of an env may raise anything
+            pass_interrupt_on(error)
+        return Box(-np.inf, np.inf, shape=(), dtype=np.float64)
 
     def _optional(self, name: str) -> Any:
         try:

@@ -12,10 +12,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-_AGAIN_S = 0.1
-"""The alarm rings again and again: at first the code may have been just about to sleep."""
+_AGAIN_S = 0.100_003
+"""The alarm rings again and again: at first the code may have been just about to sleep.
+
+Nobody else has a timer of this interval, so it tells which one is the alarm's."""
 
 _LEAST_S = 1e-3
+
+_LATE_S = 1e6
+"""When an alarm rings that is not to ring any more."""
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -44,7 +49,8 @@ class Alarm:
     """Raises `TimeIsUp` in code that takes too long, and puts back what was there before.
 
     It works only in the main thread, on POSIX systems; elsewhere nothing is set. If an interrupt
-    keeps something from being put back, `restore` does it.
+    keeps something from being put back, `restore` does it. A handler or a timer that the code
+    itself has set stays.
 
     Attributes:
         before: what was there before, to be put back; None if nothing is to be.
@@ -57,14 +63,18 @@ class Alarm:
         self._limit_s = 0.0
         self._has_raised = False
 
-    def bound(self, limit_s: float | None, code: Callable[[], object]) -> None:
-        """Call `code`, and end it after `limit_s`; None lets it take its time."""
+    def bound(self, limit_s: float | None, code: Callable[[], object]) -> bool:
+        """Call `code`, and end it after `limit_s`; None lets it take its time.
+
+        Returns:
+            Whether it was ended.
+        """
         self.restore()
         self.where = ""
         main = threading.current_thread() is threading.main_thread()
         if limit_s is None or not main or not hasattr(signal, "setitimer"):
             code()
-            return
+            return False
         try:
             try:
                 self._set(limit_s)
@@ -78,9 +88,15 @@ class Alarm:
             interrupt = error.__context__
             if interrupt is not None and not isinstance(interrupt, Exception):
                 raise interrupt from None  # it was on its way out when the alarm rang
+            return True
+        return False
 
     def _set(self, limit_s: float) -> None:
         handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+        if (
+            handler == self._ring
+        ):  # env code has put back what it had found there in an earlier call
+            handler = signal.SIG_DFL
         self._limit_s, self._has_raised = limit_s, False
         self.before = _Before(handler, *timer, time.monotonic())
         signal.signal(signal.SIGALRM, self._ring)
@@ -92,10 +108,15 @@ class Alarm:
         before = self.before
         if before is None or threading.current_thread() is not threading.main_thread():
             return
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before.handler)
-        if before.remaining_s > 0.0:
-            left_s = max(before.remaining_s - (time.monotonic() - before.began), 1e-3)
+        has_timer = signal.getitimer(signal.ITIMER_REAL)[1] == _AGAIN_S
+        if has_timer:  # it stays the alarm's until the end, for an interrupt may come in between
+            signal.setitimer(signal.ITIMER_REAL, _LATE_S, _AGAIN_S)
+        if signal.getsignal(signal.SIGALRM) == self._ring:
+            signal.signal(signal.SIGALRM, before.handler)
+        if has_timer:
+            left_s = before.remaining_s
+            if left_s > 0.0:
+                left_s = max(left_s - (time.monotonic() - before.began), _LEAST_S)
             signal.setitimer(signal.ITIMER_REAL, left_s, before.interval_s)
         self.before = None
 
@@ -103,8 +124,9 @@ class Alarm:
         before = self.before
         if before is None:
             return  # it was put back just now
-        if callable(before.handler) and time.monotonic() - before.began < self._limit_s:
-            before.handler(signum, frame)  # the user's own alarm
+        if time.monotonic() - before.began < self._limit_s:
+            if callable(before.handler):  # the user's own alarm
+                before.handler(signum, frame)
         elif not self._has_raised:
             self._has_raised = True
             raise TimeIsUp

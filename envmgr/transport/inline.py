@@ -209,8 +209,8 @@ class InlineTransport(Transport):
                 return False
             limit_s = self._limits_s.get(entry.next_op())
             began, n_before = time.monotonic(), len(self.arrivals)
-            self._alarm.bound(limit_s, entry.run_next)
-            if limit_s is not None and time.monotonic() - began > limit_s:
+            was_ended = self._alarm.bound(limit_s, entry.run_next)
+            if limit_s is not None and (was_ended or time.monotonic() - began > limit_s):
                 entry.give_up()
                 while len(self.arrivals) > n_before:
                     self.arrivals.pop()

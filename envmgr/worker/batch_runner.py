@@ -8,10 +8,11 @@ Where all that is known of the rows are arrays, `ColumnSteps` answers all of the
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, cast
@@ -29,7 +30,14 @@ from envmgr.env.batched import (
     step_results_of,
     step_rows,
 )
-from envmgr.env.contract import ENDING_GIVEN, TERMINATED, TRUNCATED, StepResult
+from envmgr.env.contract import (
+    ENDING_GIVEN,
+    TERMINATED,
+    TRUNCATED,
+    EnvContractError,
+    StepResult,
+    env_name,
+)
 from envmgr.env.vector_infos import RowInfos
 from envmgr.spaces import Array
 from envmgr.types import EnvFactory, is_abnormal
@@ -271,13 +279,27 @@ class BatchRunner:
             self.env.first_env_id = self._batch.first
             self._is_built = True
         row = env_id - self._batch.first
-        self._rows[row] = batch_row = BatchRow(self.env, row, self.in_episode)
+        with self._closing_on_failure(row):
+            self._rows[row] = batch_row = BatchRow(self.env, row, self.in_episode)
         self._awaited = None
         return batch_row
 
     def runner_of(self, env: BatchRow, context: HostContext) -> EnvRunner:
-        """Return the runner of a row."""
-        return RowRunner(env, context, self)
+        """Return the runner of a row.
+
+        Raises:
+            Exception: as of `RowRunner`.
+        """
+        with self._closing_on_failure(env.row):
+            return RowRunner(env, context, self)
+
+    @contextlib.contextmanager
+    def _closing_on_failure(self, row: int) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # whatever the env's code may raise, SystemExit included
+            self.close_row(row)
+            raise
 
     def close_row(self, row: int) -> None:
         """Go on without a row; close the env with the last one."""
@@ -288,14 +310,17 @@ class BatchRunner:
         self.in_episode[row] = False
         if not self._is_built:
             return
-        self.env.leave(row)
+        try:
+            self.env.leave(row)
+        except BaseException as error:  # as in `EnvRunner.close`
+            reraise_interrupt(error, self._context.settings)
         if self._rows:
             self._schedule_resets()
             return
         self._is_built = False
         try:
             adapt.close_env(self.env)
-        except BaseException as error:  # as in `EnvRunner.close`
+        except BaseException as error:  # as above
             reraise_interrupt(error, self._context.settings)
         finally:
             del self.env
@@ -421,7 +446,14 @@ class BatchRunner:
             asked = dict.fromkeys(resets, False)
         else:
             asked = {row: r.is_requested for row, r in resets.items() if r.env.first is None}
-        rows = sorted({*self.env.resettable(asked, others=others)} | resets.keys() - asked)
+        try:
+            ready = self._resettable(asked, others=others)
+        except BaseException as error:  # it is raised again, and reported, for each row
+            reraise_interrupt(error, self._context.settings)
+            is_plain, ready = False, set(asked)
+            for row in asked:
+                resets[row].env.first = error
+        rows = sorted(ready | resets.keys() - asked)
         if not rows:
             return
         resets, self._awaited = {row: self.resets.pop(row) for row in rows}, None
@@ -436,6 +468,20 @@ class BatchRunner:
             self._begin(list(due), seeds, [reset.params for reset in due.values()])
         for reset in resets.values():
             reset.answer()
+
+    def _resettable(self, asked: dict[int, bool], *, others: bool) -> set[int]:
+        """Return which of these rows the env can reset now.
+
+        Raises:
+            EnvContractError: it has named others.
+        """
+        ready = set(self.env.resettable(asked, others=others))
+        if not ready <= asked.keys():
+            raise EnvContractError(
+                f"resettable of {env_name(self.env)} was asked about the rows {sorted(asked)}, it "
+                f"returned {list(ready)}"
+            )
+        return ready
 
     def _begin(
         self,
@@ -1008,9 +1054,17 @@ class AsyncBatchRunner(BatchRunner):
         seeds = {row: reset.env.seeds.due() for row, reset in free.items()}
         asked = {row: seeds[row] for row, reset in free.items() if reset.is_requested}
         rows = sorted(seeds.keys() - asked.keys())  # episodes follow each other at once
-        if self._waits_in_vain or self._async_env.may_begin(asked, others=bool(self._under_way)):
-            rows = sorted(seeds)
-        self._waits_in_vain = not rows and bool(asked) and not self._under_way
+        under_way = bool(self._under_way)
+        try:
+            if asked and (
+                self._waits_in_vain or self._async_env.may_begin(asked, others=under_way)
+            ):
+                rows = sorted(seeds)
+        except BaseException as error:  # as above
+            reraise_interrupt(error, self._context.settings)
+            _fail([self.resets.pop(row) for row in asked], error)
+            asked = {}
+        self._waits_in_vain = not rows and bool(asked) and not under_way
         if not rows:
             return False
         resets = {row: self.resets.pop(row) for row in rows}
@@ -1021,9 +1075,7 @@ class AsyncBatchRunner(BatchRunner):
             self._async_env.begin(rows, [seeds[row] for row in rows], params)
         except BaseException as error:  # as above
             reraise_interrupt(error, self._context.settings)
-            for reset in resets.values():
-                reset.env.first = error
-                reset.answer()
+            _fail(resets.values(), error)
         else:
             self._under_way.update(resets)
         return True
@@ -1035,7 +1087,8 @@ class AsyncBatchRunner(BatchRunner):
         try:
             if missing > 0:
                 self._async_env.fill(self._idle_rows()[:missing])
-            rows, result = self._async_env.receive()
+            received, result = self._async_env.receive()
+            rows = self._checked_rows(received)
             step_results = step_results_of(self.env, result, len(rows))
         except BaseException as error:  # as above
             self._fail_all(error, step)
@@ -1047,9 +1100,33 @@ class AsyncBatchRunner(BatchRunner):
                 steps[row] = one
                 results.append(step_result)
             elif isinstance(one, RowReset):
-                one.env.first = self._async_env.own(step_result[0]), dict(step_result[4])
+                one.env.first = self._first_of(step_result)
         self.answer(steps, results)
-        _answer_all(one for one in done.values() if isinstance(one, RowReset))
+        for one in done.values():
+            if isinstance(one, RowReset):
+                one.answer()
+
+    def _checked_rows(self, received: Sequence[int]) -> list[int]:
+        """Return the rows that results have come of.
+
+        Raises:
+            EnvContractError: they are none, or one of them is named twice.
+        """
+        rows = list(received)
+        if len(set(rows)) < len(rows) or not set(rows) <= set(range(self._batch.size)):
+            raise EnvContractError(
+                f"receive of {env_name(self.env)} should return the results of some of its "
+                f"{self._batch.size} rows, once of each, it returned those of {rows}"
+            )
+        return rows
+
+    def _first_of(self, step_result: StepResult) -> First | BaseException:
+        """Return what an episode begins with, given the result of a row whose reset was begun."""
+        try:
+            return self._async_env.own(step_result[0]), dict(step_result[4])
+        except BaseException as error:  # as above
+            reraise_interrupt(error, self._context.settings)
+            return error
 
     def _fail_all(self, error: BaseException, step: RowStep | None) -> None:
         """Report what has gone wrong with results: nobody can tell with whose."""
@@ -1058,11 +1135,13 @@ class AsyncBatchRunner(BatchRunner):
         self._under_way.clear()
         if step is not None:
             self.report_exception(step, error)
-        for reset in resets:
-            reset.env.first = error
-        _answer_all(resets)
+        _fail(resets, error)
 
 
-def _answer_all(resets: Iterable[RowReset]) -> None:
+def _fail(resets: Iterable[RowReset], error: BaseException) -> None:
+    """Answer resets with what was raised: first all are marked, for an answer may ask for more."""
+    resets = list(resets)
+    for reset in resets:
+        reset.env.first = error
     for reset in resets:
         reset.answer()

@@ -100,6 +100,8 @@ class HostContext:
 class EnvRunner:
     """Runs one env, from its construction until it is closed.
 
+    Where there is no runner, since what is done here first raises, who wanted it closes the env.
+
     Args:
         env: the env, as `adapt.as_base_env` returned it.
         context: what its host gives it.
@@ -139,11 +141,7 @@ class EnvRunner:
         self._is_closed = False
         self._start_steps = settings.start_steps
         self.reset_env = adapt.reset_env if timer is None else timer.reset_env
-        try:
-            self.spaces = adapt.spaces_of(env, settings.observation_space, settings.action_space)
-        except BaseException:  # whatever the env's code may raise, SystemExit included
-            self.close()
-            raise
+        self.spaces = adapt.spaces_of(env, settings.observation_space, settings.action_space)
         self.step_result = step_function(env)
         self.writer = ObservationWriter(self.spaces[0], settings.rules, self._notice)
 
@@ -407,11 +405,7 @@ class CheckpointingEnvRunner(EnvRunner):
         self._newest_obs: Any = None
         self._episode = 0
         self._n_steps = 0
-        try:
-            states.refuse(env, copies=self._copies_states)
-        except states.NoStateError:
-            self.close()
-            raise
+        states.refuse(env, copies=self._copies_states)
 
     def _remember_observation(self, action: Any) -> StepResult:
         step_result = self._step_env(action)

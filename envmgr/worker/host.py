@@ -15,6 +15,7 @@ from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any, Protocol
 
 from envmgr.env import adapt
+from envmgr.env.async_env import close_async
 from envmgr.env.batch_specs import Batch
 from envmgr.env.contract import EnvContractError, awaited, env_name
 from envmgr.env.gymnasium_env import GymnasiumEnv
@@ -54,7 +55,7 @@ from envmgr.worker.event_loop import (
     in_own_thread,
     wait_for,
 )
-from envmgr.worker.sinks import BlockSink, MessageSink, Send
+from envmgr.worker.sinks import BlockSink, MessageSink, Send, reraise_interrupt
 
 _METHOD_TYPES = (MethodType, FunctionType, BuiltinMethodType)
 
@@ -305,9 +306,10 @@ class HostedEnv:
     def _build(self, message: Message) -> Steps[None]:
         """Build the env, in place of the one before, and answer."""
         yield from self.close()
+        env = None
         try:
-            built = yield from self._built(message)
-            env = adapt.as_base_env(built, self.env_id)
+            env = yield from self._built(message)
+            env = adapt.as_base_env(env, self.env_id)
             if adapt.is_async(env):
                 self._refuse_async_beside_posted_steps()
                 self._runner = AsyncEnvRunner(env, self._context, self._work)
@@ -316,6 +318,7 @@ class HostedEnv:
             reply = self._describe(message, self._runner)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             if self._runner is None:
+                yield from self._close_refused(env)
                 self._envs_in_use.release(self)
             failure = self._failure_of(error, "construction")
             reply = self._messages.failure_reply(message, failure)
@@ -339,6 +342,19 @@ class HostedEnv:
             built = yield from wait_for(awaited(built))
         self._envs_in_use.claim(built, self)
         return built
+
+    def _close_refused(self, env: Any) -> Steps[None]:
+        """Close what was built and is not run; what its `close` raises is nobody's concern."""
+        try:
+            if not adapt.is_async(env):
+                adapt.close_env(env)
+            elif self._work.loop is None:
+                finish(wait_for(close_async(env)))  # as far as it waits for nothing
+            else:
+                yield
+                yield from wait_for(close_async(env))
+        except BaseException as error:  # the env is gone either way
+            reraise_interrupt(error, self._context.settings)
 
     def _refuse_async_beside_posted_steps(self) -> None:
         if self._stepper is not None and self._stepper.has_rows:

@@ -10,6 +10,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Set
+from typing import Any
 
 _MOST_BYTES = 4096
 """What a pipe takes in one piece."""
@@ -33,24 +34,42 @@ def _folders() -> tuple[str, ...]:
 def report_imports(fd: int, known: Set[str]) -> None:
     """Write the names of the installed modules that were imported lately, and close `fd`.
 
-    Of a package that is new, only the package itself is named.
+    Of a package that is new, only the package itself is named. Where modules are so odd that nobody
+    can tell, nothing is written: it saves time and nothing depends on it.
 
     Args:
         fd: of a pipe.
         known: the modules that were there before.
     """
+    try:
+        with contextlib.suppress(Exception):  # or nobody reads it any more
+            os.write(fd, _named(known))
+    finally:
+        os.close(fd)
+
+
+def _named(known: Set[str]) -> bytes:
     found: list[str] = []
     for name, module in list(sys.modules.items()):
         if name in known or name == "__main__" or _has_new_parent(name, known):
             continue
-        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        origin = getattr(spec_of(module), "origin", None)
         if isinstance(origin, str) and is_installed(origin):
             found.append(name)
     while len(data := json.dumps(found).encode()) > _MOST_BYTES:
         found.pop()
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        os.write(fd, data)
-    os.close(fd)
+    return data
+
+
+def spec_of(module: Any) -> Any:
+    """Return the spec of a module; None if it has none.
+
+    To ask a module that is loaded lazily itself would load it.
+    """
+    try:
+        return object.__getattribute__(module, "__spec__")
+    except Exception:  # of what is no module, and may raise anything
+        return None
 
 
 def _has_new_parent(name: str, known: Set[str]) -> bool:

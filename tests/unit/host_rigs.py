@@ -35,6 +35,7 @@ from envmgr.wire.messages import (
 )
 from envmgr.wire.rewards import restored
 from envmgr.worker.block_steps import block_stepper
+from envmgr.worker.event_loop import WorkerLoop
 from envmgr.worker.host import EnvsInUse, Host
 
 OBSERVATIONS = Box(-100, 100, (2,), np.float32)
@@ -120,6 +121,7 @@ class Harness:
         memory: Any = None,
         rss_bytes: Callable[[], int] = lambda: 0,
         envs_in_use: EnvsInUse | None = None,
+        loop: WorkerLoop | None = None,
         **settings: Any,
     ) -> None:
         self.env = env
@@ -133,6 +135,7 @@ class Harness:
             memory=lambda nbytes: memory,
             rss_bytes=rss_bytes,
             envs_in_use=envs_in_use,
+            loop=loop,
         )
         self._request_id = 0
 

@@ -355,6 +355,51 @@ def test_a_reset_that_raises_is_reported_for_each_row(in_block: bool) -> None:
     assert rig.reset(0, 2) == begun(0, 2)
 
 
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (ValueError("which?"), FailureKind.RAISED, "which?"),
+        ([0, 7], FailureKind.PROTOCOL, r"about the rows \[0, 2\], it returned \[0, 7\]"),
+        (None, FailureKind.RAISED, "not iterable"),
+    ],
+    ids=["raises", "strange row", "nothing"],
+)
+@both_routes
+def test_an_env_that_cannot_say_which_rows_can_be_reset_fails_their_resets(
+    in_block: bool, answer: Any, kind: FailureKind, text: str
+) -> None:
+    answers = [answer]
+
+    class Odd(ScriptedBatch):
+        def resettable(self, asked: Any, *, others: bool) -> Any:
+            if not (self.log and answers):
+                return super().resettable(asked, others=others)
+            given = answers.pop()
+            if isinstance(given, Exception):
+                raise given
+            return given
+
+    rig = Rig(3, in_block=in_block, build=Odd)
+    rig.step({0: Do.END, 1: 1, 2: Do.END})
+    assert rig.later() == [(0, Op.FAILED), (2, Op.FAILED)]
+    failures = [message.payload for message in rig.sent]
+    assert {(f.kind, f.during, f.of_batch) for f in failures} == {(kind, "reset", False)}
+    assert re.search(text, failures[0].message)
+    assert rig.reset(0, 2) == begun(0, 2)
+
+
+def test_what_a_row_raises_that_leaves_is_nobodys_concern() -> None:
+    class Clinging(ScriptedBatch):
+        def leave(self, row: int) -> None:
+            raise ValueError("stay")
+
+    rig = Rig(2, build=Clinging)
+    for env_id in (0, 1):
+        rig.ask(Op.RELEASE, env_id)
+    assert rig.said()[-2:] == [(0, Op.RESULT), (1, Op.RESULT)]
+    assert rig.env.closed == 1
+
+
 @both_routes
 def test_in_place_rows_that_end_together_are_reset_together(in_block: bool) -> None:
     rig = Rig(3, in_block=in_block, plan=PLAN._replace(inplace=True, episodes_left=3))
@@ -439,6 +484,35 @@ def test_an_env_that_cannot_be_built_fails_all_rows() -> None:
 
     rig = Rig(2, build=build)
     assert rig.said() == [(0, Op.FAILED), (1, Op.FAILED)]
+
+
+@pytest.mark.parametrize("space", ["odd", None], ids=["is none", "raises"])
+def test_a_batch_whose_rows_cannot_be_run_is_closed(space: Any) -> None:
+    class Odd(ScriptedBatch):
+        @property
+        def observation_space(self) -> Any:  # type: ignore[override]
+            if space is None:
+                raise ValueError("no space")
+            return space
+
+    sent, built = list[Message](), list[ScriptedBatch]()
+
+    def build() -> ScriptedBatch:
+        built.append(Odd(2))
+        return built[-1]
+
+    spec = BatchedEnvSpec(build, 2)
+    host = Host(
+        dict.fromkeys(range(2), spec),
+        HostSettings(batches=batches_of([spec] * 2)),
+        encode=lambda message: message,
+        send=sent.append,
+        memory=lambda n: None,
+    )
+    for env_id in range(2):
+        host.handle(Message(Op.HELLO, env_id, 0, 1, None))
+    assert [message.op for message in sent] == [Op.FAILED] * 2
+    assert [env.closed for env in built] == [1, 1]
 
 
 def test_a_spec_that_builds_something_else_says_so() -> None:
@@ -782,9 +856,14 @@ class Asynchronous(AsyncBatchedEnv):
 class AsyncRig:
     """A host of one such env, built and reset; what it says by message is `said`."""
 
-    def __init__(self, size: int = 4, plan: EpisodePlan = UNTOLD) -> None:
+    def __init__(
+        self,
+        size: int = 4,
+        plan: EpisodePlan = UNTOLD,
+        build: Callable[[int], Asynchronous] = Asynchronous,
+    ) -> None:
         self.plan, self.request_id, self.sent = plan, 0, list[Message]()
-        self.env = Asynchronous(size)
+        self.env = build(size)
         spec = BatchedEnvSpec(lambda: self.env, size, batch_size=2)
         self.host = Host(
             dict.fromkeys(range(size), spec),
@@ -899,6 +978,50 @@ def test_a_reset_that_cannot_begin_waits_while_others_are_under_way_and_then_fai
     while rig.host.pending_resets:
         rig.said()
     assert ("begin", [2], [None], [{}]) in rig.env.log, "nothing changes any more"
+
+
+def test_an_env_that_cannot_say_whether_rows_may_begin_fails_their_resets() -> None:
+    def may_begin(seeds: Any, *, others: bool) -> bool:
+        raise ValueError("who knows")
+
+    rig = AsyncRig()
+    rig.env.may_begin = may_begin  # type: ignore[method-assign]
+    rig.step({0: 9, 1: 1})
+    assert rig.said() == []
+    rig.reset(2, 3)
+    assert rig.said() == [(2, Op.FAILED), (3, Op.FAILED), *stepped(0, 1)]
+    failures = [message.payload for message in rig.sent[:2]]
+    assert {(f.during, f.message) for f in failures} == {("reset", "who knows")}
+    assert ("begin", [0], [None], [{}]) in rig.env.log, "nobody has asked for this one"
+
+
+@pytest.mark.parametrize("rows", [[0, 0], [0, 7], [0, -1], [0, "x"]], ids=str)
+def test_results_of_strange_rows_are_a_breach_of_the_protocol(rows: list[Any]) -> None:
+    class Odd(Asynchronous):
+        def receive(self) -> Any:
+            received, result = super().receive()
+            return (received if self.may else rows), result
+
+    rig = AsyncRig(build=Odd)
+    rig.env.may = False
+    rig.step({0: 1, 1: 1})
+    rig.said()
+    assert rig.said() == [(0, Op.FAILED)]
+    (failure,) = (message.payload for message in rig.sent)
+    assert (failure.kind, failure.of_batch) == (FailureKind.PROTOCOL, True)
+    assert f"it returned those of {rows}" in failure.message
+
+
+def test_a_first_observation_that_cannot_be_kept_fails_that_reset() -> None:
+    def own(observation: Any) -> Any:
+        raise ValueError("no copy")
+
+    rig = AsyncRig()
+    rig.env.own = own  # type: ignore[method-assign]
+    rig.reset(0)
+    rig.step({1: 1})
+    rig.said()
+    assert sorted(rig.said()) == sorted([(0, Op.FAILED), *stepped(1)])
 
 
 def test_a_row_that_is_closed_is_not_answered() -> None:

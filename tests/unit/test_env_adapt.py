@@ -368,8 +368,10 @@ def test_an_env_without_spaces_has_any_object_and_strange_spaces_are_named() -> 
 
 def test_a_reward_space_that_cannot_be_read_counts_as_none() -> None:
     env = Plain()
-    env.reward_space = "anything"  # type: ignore[attr-defined]
-    assert spaces_of(env)[2] is None
+    half_made = type("Box", (), {"__module__": "gym.spaces.box"})()  # has not even a shape
+    for odd in ("anything", half_made):
+        env.reward_space = odd  # type: ignore[attr-defined]
+        assert spaces_of(env)[2] is None
     env.reward_space = Box(0, 1, (1,), np.float32)  # type: ignore[attr-defined]
     assert spaces_of(env)[2] == Box(0, 1, (1,), np.float32)
     assert spaces_of(as_base_env(gymnasium.make("CartPole-v1"), 0))[2] is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import struct
 import zlib
 from pathlib import Path
@@ -437,6 +438,43 @@ def test_the_reward_space_comes_from_the_env_or_is_unbounded() -> None:
     own = Box(0, 1, (2,), np.float32)
     inner.reward_space = own  # type: ignore[attr-defined]
     assert GymnasiumEnv(inner).reward_space is own
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reward_space", "odd"),
+        ("reward_space", ValueError("not yet")),
+        ("reward_range", ("low", "high")),
+        ("reward_range", (1.0, -1.0)),
+        ("reward_range", ValueError("not yet")),
+    ],
+)
+def test_an_env_whose_rewards_are_oddly_described_is_run(name: str, value: Any) -> None:
+    def read(env: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    env = type("Odd", (Scripted,), {name: property(read)})()
+    assert GymnasiumEnv(env).reward_space == Box(-np.inf, np.inf, (), np.float64)
+
+
+def test_an_interrupt_in_describing_rewards_is_passed_on() -> None:
+    class Interrupted(Scripted):
+        @property
+        def reward_space(self) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("of the user")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TimeoutError, match="of the user"):
+            GymnasiumEnv(Interrupted())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("name", ["observation_space", "action_space"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, Sequence
@@ -25,6 +27,7 @@ from envmgr.wire.messages import (
     Op,
     ResetRequest,
 )
+from envmgr.worker.event_loop import WorkerLoop
 from envmgr.worker.host import EnvsInUse, Host
 from tests.unit.host_rigs import (
     ACTIONS,
@@ -73,6 +76,88 @@ def test_what_is_no_env_is_a_breach_of_the_protocol() -> None:
     failure = failure_of(Harness(7).build())
     assert failure.kind is FailureKind.PROTOCOL
     assert "the factory of env 3 returned" in failure.message
+
+
+class Refused(ScriptedEnv):
+    """Is built, and cannot be run."""
+
+    observation_space = "odd"
+
+
+class NoStep:
+    """Is no env at all."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class OddGym(gymnasium.Env[Any, Any]):
+    """Its wrapper raises."""
+
+    observation_space: Any = "odd"
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class AsyncScripted(ScriptedEnv):
+    async def step(self, action: Any) -> Any: ...
+
+
+class ClosedAsync(AsyncScripted):
+    async def close(self) -> None:  # type: ignore[override]
+        self.closed += 1
+
+
+@pytest.mark.parametrize(
+    "build", [Refused, NoStep, OddGym, AsyncScripted, ClosedAsync], ids=lambda build: build.__name__
+)
+def test_what_was_built_and_is_not_run_is_closed(build: Callable[[], Any]) -> None:
+    harness = Harness(build())
+    assert failure_of(harness.build()).kind is FailureKind.PROTOCOL
+    assert harness.env.closed == 1
+    harness.host.close()
+    assert harness.env.closed == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3)])
+def test_what_is_not_run_is_refused_whatever_its_close_raises(error: BaseException) -> None:
+    env = Refused()
+
+    def close() -> None:
+        raise error
+
+    env.close = close  # type: ignore[method-assign]
+    failure = failure_of(Harness(env).build())
+    assert failure.kind is FailureKind.PROTOCOL
+    assert "found a value of type str" in failure.message
+
+
+def test_an_async_env_that_is_not_run_is_closed_in_the_loop() -> None:
+    class InLoop(AsyncScripted):
+        observation_space = "odd"
+
+        async def close(self) -> None:  # type: ignore[override]
+            await asyncio.sleep(0)
+            self.closed += 1
+
+    loop = WorkerLoop()
+    harness = Harness(InLoop(), loop=loop)
+    assert harness.build() == []
+    loop.finish(asyncio.sleep(0.0))
+    while not harness.sent:
+        loop.finish(asyncio.sleep(0.0))
+    assert failure_of(harness.sent).kind is FailureKind.PROTOCOL
+    assert harness.env.closed == 1
+    assert loop.loop is not None
+    loop.loop.close()
+    asyncio.set_event_loop(None)
 
 
 def test_metadata_that_cannot_be_sent_is_left_out() -> None:
@@ -624,6 +709,7 @@ def test_a_host_refuses_what_another_host_of_its_process_runs() -> None:
     first.build()
     second = Harness(env, envs_in_use=shared)
     assert failure_of(second.build()).kind == FailureKind.PROTOCOL
+    assert env.closed == 0, "the first one runs it"
     first.run(Op.RELEASE)
     assert only(second.build(), Op.HELLO)
 

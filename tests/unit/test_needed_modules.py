@@ -323,9 +323,49 @@ def test_of_a_new_package_its_parts_are_not_named() -> None:
     assert not imported_modules._has_new_parent("json", set())
 
 
-def test_new_installed_packages_are_reported_and_nothing_else() -> None:
+def reported(known: set[str]) -> Any:
     read_end, write_end = os.pipe()
-    known = {name for name in sys.modules if name.partition(".")[0] not in ("numpy", "json")}
     imported_modules.report_imports(write_end, known)
     with os.fdopen(read_end) as file:
-        assert json.load(file) == ["numpy"]
+        return json.load(file)
+
+
+def test_new_installed_packages_are_reported_and_nothing_else() -> None:
+    known = {name for name in sys.modules if name.partition(".")[0] not in ("numpy", "json")}
+    assert reported(known) == ["numpy"]
+
+
+class Lazy(ModuleType):
+    """Is loaded by whoever asks it for anything, and then it raises."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("it was loaded")
+
+
+def test_modules_that_are_loaded_lazily_are_not_loaded(
+    modules: Modules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = Lazy("lib_a")
+    spec = importlib.util.find_spec("lib_a")
+    object.__setattr__(lazy, "__spec__", spec)
+    monkeypatch.setitem(sys.modules, "lib_a", lazy)
+    assert reported({name for name in sys.modules if name != "lib_a"}) == ["lib_a"]
+    assert find_module("lib_a") is spec
+
+
+class OddSpec:
+    @property
+    def origin(self) -> str:
+        raise RuntimeError("nowhere")
+
+
+def test_what_is_odd_among_the_modules_keeps_no_worker_from_serving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = set(sys.modules)
+    odd: Any = SimpleNamespace(__spec__=OddSpec())
+    monkeypatch.setitem(sys.modules, "odd_module", odd)
+    read_end, write_end = os.pipe()
+    imported_modules.report_imports(write_end, known)
+    with os.fdopen(read_end, "rb") as file:
+        assert file.read() == b""

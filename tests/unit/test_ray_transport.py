@@ -19,11 +19,18 @@ from envmgr.errors import (
     LaunchError,
     MissingDependencyError,
 )
+from envmgr.transport.base import HostDied
+from envmgr.transport.outbox import Outbox
+from envmgr.transport.process.server_spawner import ServerSpawner
 from envmgr.transport.ray import cluster
-from envmgr.transport.ray.actor_calls import CallHandler
+from envmgr.transport.ray.actor import ActorSettings, HostActor
+from envmgr.transport.ray.actor_calls import ActorFailedError, CallHandler
 from envmgr.transport.ray.mirror import NodeMirror
-from envmgr.transport.ray.protocol import ActorOp, ActorRequest, unpacked
+from envmgr.transport.ray.protocol import ActorOp, ActorRequest, Node, packed, unpacked
+from envmgr.transport.ray.trainer_calls import ActorCaller, ActorLink
+from envmgr.transport.ready import Waker
 from envmgr.wire.frames import pack
+from envmgr.wire.hosts import WorkerSettings, WorkerSetup
 from envmgr.wire.messages import Message, Op
 from tests.fake_ray import Counting, FakeRay, Handle, manager_of, zeros
 
@@ -216,6 +223,77 @@ def test_what_factories_name_is_imported_once_in_an_actor(
     assert "gymnasium" in text, "the module of the envs imports it"
 
 
+def test_an_actor_whose_node_lacks_a_listed_module_says_so_at_once(ray: FakeRay) -> None:
+    cfg = {"ray": {"isolation": "process"}, "preload": ["no_such_module"], "connect_timeout": 5.0}
+    manager = manager_of(2, num_workers=1, max_retry=1, **cfg)
+    with pytest.raises(LaunchError, match=r"node 10\.0\.0\.1: .*names the module 'no_such_module'"):
+        manager.launch()
+    assert ray.shutdowns == 1
+
+
+def fails(*args: Any) -> None:
+    raise OSError("no process to be had")
+
+
+def test_workers_are_started_though_nothing_can_be_preloaded(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerSpawner, "preload", fails)
+    with manager_of(1, num_workers=1, ray={"isolation": "process"}) as manager:
+        assert ready_ids(manager, 1) == [0]
+
+
+def test_a_defect_in_an_actor_ends_it_and_is_told_of(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"ray": {"isolation": "process"}, "preload": False, "shared_memory": False}
+    with manager_of(2, num_workers=1, **options) as manager:
+        assert sorted(ready_ids(manager, 2)) == [0, 1]
+        monkeypatch.setattr(ray.actors[0].actor._hosting, "_do_all", fails)
+        timesteps = manager.step(zeros(2))
+        errors = [timestep.info["error"] for timestep in timesteps.values()]
+        assert all("no process to be had" in str(error) for error in errors)
+        assert sorted(ready_ids(manager, 2)) == [0, 1]
+        assert len(ray.actors) == 2
+
+
+def test_an_actor_that_is_importing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    came, go = threading.Event(), threading.Event()
+
+    def hang(self: Any, named: Any) -> None:
+        came.set()
+        assert go.wait(PATIENCE_S)
+
+    monkeypatch.setattr(ServerSpawner, "preload", hang)
+    settings = ActorSettings(WorkerSettings(), True, ("json",), 9.0, (), shared_memory=False)
+    actor = HostActor(settings, Node("node1", "10.0.0.1", 1, False))
+    assert came.wait(PATIENCE_S)
+    assert "importing" in actor.whereabouts(1)
+    actor.exchange(0, packed([ActorRequest(ActorOp.CLOSE, 0, 0.0)]))
+    go.set()
+    actor._hosting._thread.join(PATIENCE_S)  # type: ignore[attr-defined]
+    assert actor.whereabouts(1) == ""
+
+
+def test_who_is_given_to_an_actor_that_has_failed_is_told_why(ray: FakeRay) -> None:
+    def start() -> Any:
+        raise RuntimeError("no room")
+
+    outbox, lost = Outbox(), list[str]()
+    caller = ActorCaller(ray, outbox, Waker(), lost.append)
+    ray.init()
+    link = ActorLink(start, serves_one=False)
+    for host_id in (1, 2):
+        setup = WorkerSetup((), (), 0, b"", WorkerSettings())
+        caller.tasks.put((link, ActorRequest(ActorOp.START, host_id, setup)))
+        while len(outbox.sent) < host_id:
+            pass
+    caller.end(PATIENCE_S)
+    assert [(i, died.detail) for i, died in outbox.sent if type(died) is HostDied] == [
+        (host_id, "RuntimeError: no room") for host_id in (1, 2)
+    ]
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 
@@ -374,3 +452,24 @@ def test_no_more_than_a_few_calls_wait() -> None:
     for number in (3, 2):
         calls.handler.put(7, reply(1))
         assert calls.result(number)[0] == 5 - number
+
+
+def test_all_calls_to_an_actor_that_has_failed_say_why() -> None:
+    handler = CallHandler(lambda requests: None, NodeMirror(bytearray))
+    said: list[str] = []
+
+    def call(number: int) -> None:
+        with pytest.raises(ActorFailedError) as raised:
+            handler.call(number, ())
+        said.append(str(raised.value))
+
+    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in (0, 1, 3)]
+    for thread in threads:
+        thread.start()
+    while len(handler._waiting) < 2 or not handler._early:
+        pass
+    handler.fail("no use")
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    call(2)
+    assert said == ["no use"] * 4

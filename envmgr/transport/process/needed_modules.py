@@ -24,7 +24,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec, registry
 from envmgr import pickles
 from envmgr.config.env_factories import ConfiguredEnv, ConfiguredWrapper
 from envmgr.errors import ConfigError
-from envmgr.worker.imported_modules import is_installed
+from envmgr.worker.imported_modules import is_installed, spec_of
 
 _MOST_FILES = 100
 """How many files of the user's own are read at most."""
@@ -93,7 +93,8 @@ def find_module(name: str) -> ModuleSpec | None:
             top = f"{top}.{part}"
             spec = PathFinder.find_spec(top, list(spec.submodule_search_locations or ()))
     except Exception:  # a module without a spec, a namespace package in a package not yet imported
-        return getattr(sys.modules.get(name), "__spec__", None)
+        found: ModuleSpec | None = spec_of(sys.modules.get(name))
+        return found
     return spec
 
 

@@ -5,6 +5,7 @@ The actor is a plain Python object: Ray is only asked which node this is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.errors import MissingDependencyError
+from envmgr.errors import ConfigError, MissingDependencyError
 from envmgr.proc import resident_bytes
 from envmgr.transport.base import HostDied
 from envmgr.transport.process.preloading import PreloadRules
@@ -286,6 +287,7 @@ class WorkerHosts:
         self._worker = replace(settings.worker, affinity=None)
         rules = PreloadRules(settings.preload, settings.import_s)
         self._spawner = make_spawner("server", self._worker, (), rules)
+        self._is_preloading = self._spawner.preloads
         self._transport = ProcessTransport(
             self._spawner,
             self._worker,
@@ -322,27 +324,32 @@ class WorkerHosts:
             self._transport.ring(host_ids)
 
     def whereabouts(self, host_id: int) -> str:
-        """Return the stacks of a worker."""
+        """Return the stacks of a worker, or what keeps it from being started."""
+        if self._is_preloading:
+            return "Its actor is still importing what all of its workers need (manager.preload)"
         return self._transport.whereabouts(host_id)
 
     def _run(self) -> None:
-        detail = ""
         try:
             self._preload()
             while self._do_all():
                 self._pass_on(0.5)
+        except ConfigError as error:  # the node lacks a module that was listed
+            self._calls.fail(f"node {self._node.address}: {error}")
         except BaseException:  # a defect of ours must not vanish with the thread
-            detail = traceback.format_exc()
+            self._calls.fail(traceback.format_exc())
         with self._bells:
             self._transport.close(0.0)
         for host_id in sorted(self._hosts):
-            self._calls.put(host_id, HostDied(None, detail))
+            self._calls.put(host_id, HostDied(None))
 
     def _preload(self) -> None:
         if self._spawner.preloads:
-            self._spawner.preload(self._named)
+            with contextlib.suppress(OSError):  # `start` will say so
+                self._spawner.preload(self._named)
             while not self._transport.is_prepared:
                 self._pass_on(0.1)
+        self._is_preloading = False
 
     def _do_all(self) -> bool:
         """Do what was asked for; return False after a request to end."""

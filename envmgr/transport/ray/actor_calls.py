@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from envmgr.errors import EnvManagerError
 from envmgr.transport.base import HostDied
 from envmgr.transport.ray.mirror import NodeMirror
 from envmgr.transport.ray.protocol import ActorOp, ActorRequest
@@ -34,6 +35,10 @@ _LINGER_SHARE = 0.25
 
 Reply = tuple[int, Any]
 """A host_id, and a frame from that host or its death; host 0 stands for the actor itself."""
+
+
+class ActorFailedError(EnvManagerError, RuntimeError):
+    """The actor is of no use any more; the message says why. The trainer gives it up."""
 
 
 class CallHandler:
@@ -63,6 +68,7 @@ class CallHandler:
         self._waiting: list[threading.Condition] = []
         self._replies: list[Reply] = []
         self._returned = 0
+        self._failure: str | None = None
         self._awaited: dict[int, int] = {}  # by request id, the host that is to answer
         self._began = self._look_at = time.monotonic()
 
@@ -75,8 +81,12 @@ class CallHandler:
 
         Returns:
             The number of this return, from 0 on, and what hosts have said.
+
+        Raises:
+            ActorFailedError: see `fail`.
         """
         with self._lock:
+            self._refuse_after_failure()
             turn = threading.Condition(self._lock)
             self._early[number] = (requests, turn)
             while (brought := self._early.pop(self._next, None)) is not None:
@@ -90,6 +100,7 @@ class CallHandler:
             while not self._may_return(turn):
                 is_latest = bool(self._waiting) and self._waiting[-1] is turn
                 turn.wait(self._pause_s() if is_latest else None)
+                self._refuse_after_failure()
             self._waiting.remove(turn)
             replies, self._replies, self._is_rung = self._replies, [], False
             # The block first: hosts write there before they send what follows.
@@ -99,6 +110,17 @@ class CallHandler:
             if self._waiting and (self._awaited or self._mirror.is_open):
                 self._waiting[-1].notify()  # it watches the time now
             return returned, replies
+
+    def fail(self, why: str) -> None:
+        """Have all calls raise from now on, those that wait included."""
+        with self._lock:
+            self._failure = why
+            for turn in (*self._waiting, *(turn for _, turn in self._early.values())):
+                turn.notify()
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise ActorFailedError(self._failure)
 
     def _take(self, requests: Sequence[ActorRequest]) -> None:
         if not requests:

@@ -49,6 +49,7 @@ class ActorLink:
         n_calls: how many calls have not returned.
         is_over: the actor has died, or was killed: nothing is sent to it any more.
         is_gone: its death is known, and its hosts are reported dead.
+        end: how it has ended, for hosts that were given to it after that.
         is_silent: it was asked where a host hangs, and did not answer in time.
     """
 
@@ -62,6 +63,7 @@ class ActorLink:
         self.node: Node | None = None
         self.node_id: str | None = None
         self.is_over = self.is_gone = self.is_silent = False
+        self.end = "its actor has ended"
         self._numbers = itertools.count()
         self._n_returned = 0
         self._early: dict[int, list[Reply]] = {}
@@ -160,7 +162,7 @@ class ActorCaller:
             if what.op == ActorOp.START:
                 link.hosts[what.host_id] = what.data.host_index
                 if link.is_over:  # this was not known when the host was given to it
-                    self._report_deaths(link, [what.host_id], "its actor has ended")
+                    self._report_deaths(link, [what.host_id], link.end)
             if not link.is_over:
                 link.requests.append(what)
                 if what.op == ActorOp.SEND and what.data.op in PLACING:
@@ -249,7 +251,8 @@ class ActorCaller:
         link.is_over = True
         link.requests.clear()
         self.tasks.put((link, KILL))  # it may be alive, and only out of reach
-        self._report_deaths(link, list(link.hosts), _words_of(error))
+        link.end = _words_of(error)
+        self._report_deaths(link, list(link.hosts), link.end)
 
     def _report_deaths(self, link: ActorLink, host_ids: Sequence[int], detail: str) -> None:
         for n, host_id in enumerate(host_ids):
