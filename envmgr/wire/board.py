@@ -1,9 +1,9 @@
 """The board of a manager: a file from which other processes (`envmgr top`) read how its envs are.
 
 The board is a file without a name. Only the trainer writes it, now and then. Processes of the same
-user find it among the open files of the trainer (`/proc/<pid>/fd`) and map it for reading. So the
-trainer need not do anything for them: it may be in a long wait, in code of its own, stopped, or
-hung with the GIL held.
+user find it among the open files of the trainer (`/proc/<pid>/fd`) and read it. So the trainer need
+not do anything for them: it may be in a long wait, in code of its own, stopped, or hung with the
+GIL held.
 """
 
 from __future__ import annotations
@@ -264,18 +264,41 @@ def own_boards() -> list[Board]:
     return [board for board in boards if board is not None and board.plan.pid == os.getpid()]
 
 
-def board_in(memory: Any, nbytes: int) -> Board:
-    """Return the board in a memory.
+def board_in(fd: int) -> Board:
+    """Return a copy of the board in a file, at one moment; see `Board.read`.
+
+    It is read, not mapped: who has it open can cut it, and then what is mapped is gone (SIGBUS).
 
     Args:
-        memory: what was found.
-        nbytes: its size.
+        fd: of what was found.
+
+    Raises:
+        UnreadableRunError: it is none, or none of this version, or not whole.
+        OSError: it cannot be read.
+    """
+    plan = _plan_in(os.pread(fd, HEADER_BYTES, 0), os.fstat(fd).st_size)
+    for _ in range(_TRIES):
+        before, found = _version_in(fd), os.pread(fd, plan.nbytes, 0)
+        if before % 2 == 0 and before == _version_in(fd):
+            break
+    if len(found) != plan.nbytes:
+        raise UnreadableRunError("a board is not whole: it was cut while it was read")
+    return Board(found, plan)
+
+
+def _version_in(fd: int) -> int:
+    """Return what is in the first column of the board in a file."""
+    return int.from_bytes(os.pread(fd, 8, HEADER_BYTES), sys.byteorder)
+
+
+def _plan_in(head: bytes, nbytes: int) -> BoardPlan:
+    """Return how large the board is whose header, and whose size, this is.
 
     Raises:
         UnreadableRunError: it is none, or none of this version, or not whole.
     """
     try:
-        header: Mapping[str, Any] = json.loads(bytes(memory[:HEADER_BYTES]).rstrip(b"\0"))
+        header: Mapping[str, Any] = json.loads(head.rstrip(b"\0"))
         version = header["envmgr_board"]
         # Boards of 0.2 have no number.
         plan = BoardPlan(**{name: header[name] for name in BoardPlan._fields if name in header})
@@ -290,4 +313,4 @@ def board_in(memory: Any, nbytes: int) -> Board:
         )
     if not fits or plan.nbytes > nbytes:
         raise UnreadableRunError(f"a board of {nbytes} bytes is not whole, or its header is wrong")
-    return Board(memory, plan)
+    return plan
