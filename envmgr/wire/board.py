@@ -9,6 +9,7 @@ GIL held.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import sys
@@ -21,14 +22,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.config import MAX_ENV_NUM
 from envmgr.errors import UnreadableRunError
 from envmgr.spaces import Array
+from envmgr.wire.latencies import NUMBERS
 
 FILE = "envmgr-board"
 VERSION = 1
 HEADER_BYTES = 4096
 TEXT_BYTES = 2048
 _TRIES = 50
+
+_MOST_ENVS = 2 * MAX_ENV_NUM
+"""With spares. What a header says is allocated, and gone through, by who reads the board."""
 
 
 @unique
@@ -117,7 +123,7 @@ class BoardPlan(NamedTuple):
     def nbytes(self) -> int:
         """Size of a board."""
         return HEADER_BYTES + sum(
-            _aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            _aligned(math.prod(shape) * np.dtype(dtype).itemsize)
             for _, shape, dtype in self.columns()
         )
 
@@ -302,9 +308,11 @@ def _plan_in(head: bytes, nbytes: int) -> BoardPlan:
         version = header["envmgr_board"]
         # Boards of 0.2 have no number.
         plan = BoardPlan(**{name: header[name] for name in BoardPlan._fields if name in header})
-        sizes = (plan.pid, plan.env_num, plan.total, plan.n_hosts, plan.latencies, plan.number)
-        fits = all(type(size) is int and size >= 0 for size in sizes) and type(plan.kind) is str
-    except (ValueError, KeyError, TypeError) as error:
+        numbers = [value for name, value in plan._asdict().items() if name != "kind"]
+        fits = all(type(number) is int and number >= 0 for number in numbers)
+        fits = fits and type(plan.kind) is str and plan.env_num <= plan.total <= _MOST_ENVS
+        fits = fits and plan.n_hosts <= _MOST_ENVS and plan.latencies in (0, NUMBERS)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnreadableRunError(f"what was found is no board of a manager: {error!r}") from error
     if version != VERSION:
         raise UnreadableRunError(

@@ -95,8 +95,15 @@ def board_of(content: bytes) -> Board:
         (header(envmgr_board=2), "version 2"),
         (header(env_num="3"), "header is wrong"),
         (header(total=-1), "header is wrong"),
-        (header(total=10**9), "not whole"),
-        (header(n_hosts=10**30), "not whole"),
+        (b"[" * 4000, "no board"),
+        (header(total=10**5), "not whole"),
+        (header(total=10**9), "header is wrong"),
+        (header(total=2**61), "header is wrong"),
+        (header(total=2), "header is wrong"),  # fewer than there are envs
+        (header(n_hosts=10**30), "header is wrong"),
+        (header(latencies=10**6), "header is wrong"),
+        (header(latencies=1), "header is wrong"),
+        (header(kind=7), "header is wrong"),
     ],
 )
 def test_what_is_no_board_is_refused(start: bytes, text: str) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from envmgr.core import board_writer
@@ -23,6 +24,7 @@ from envmgr.observing.status_boards import (
 )
 from envmgr.observing.top_table import Top
 from envmgr.proc import memfds_of
+from envmgr.transport.process.stacks import Stacks
 from envmgr.untrusted import plain
 from envmgr.wire.board import (
     HEADER_BYTES,
@@ -32,6 +34,7 @@ from envmgr.wire.board import (
     board_in,
     put_text,
 )
+from envmgr.wire.latencies import NUMBERS
 from tests.rig import Rig
 
 
@@ -169,6 +172,22 @@ def test_a_process_is_not_looked_for_in_what_is_no_file(tmp_path: Path) -> None:
             pid_of(str(tmp_path))
     file.write_text(json.dumps(process_facts()) + " " * 10_000 + "x")
     assert pid_of(str(tmp_path)) == os.getpid()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_a_board_says_is_shown(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(seed)
+    plan = BoardPlan(1, "subprocess", 5, 7, 3, NUMBERS)
+    monkeypatch.setattr(Stacks, "of", lambda self, pid: "")
+    odd = np.array([np.nan, np.inf, -np.inf, 1e308, -1e308, 1e-308])
+    board = Board(bytearray(random.bytes(plan.nbytes)), plan)
+    for column in (board.looked_at, board.call_since, board.since, board.latencies):
+        column[...] = random.choice(odd, column.shape)
+    assert "manager of 5 envs" in dump_of([board])
+    top = Top("slowest")
+    for _ in range(2):
+        assert "5 envs" in top.text([board], 51.0)
+        board.looked_at[0], board.counters[...] = 50.0, 2**64 - 1
 
 
 ODD = "a\x1b]0;owned\x07\x1b[2Jb\rc\x9b1md"
