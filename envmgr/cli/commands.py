@@ -451,10 +451,11 @@ def trace(file: str) -> None:
     Exit codes: 0 done, 2 it is none, or not whole.
     """
     from envmgr.observing.timeline import read_trace, totals_of
+    from envmgr.untrusted import plain_line
 
     click.echo(f"{'category':<10} {'event':<22} {'how often':>10} {'in all':>14}")
     for key, (count, total_s) in totals_of(read_trace(file)).items():
-        category, _, name = key.partition(" ")
+        category, _, name = plain_line(key).partition(" ")
         click.echo(f"{category:<10} {name:<22} {count:>10,} {total_s:>12,.3f} s")
 
 
