@@ -536,8 +536,13 @@ def show(config: str, overrides: tuple[str, ...], allowed: Mapping[str, Sequence
 
     What is printed is a config itself; the origins are its comments.
     """
+    import sys
+
     from envmgr.cli.listing import annotated_yaml
     from envmgr.config_file import resolve_config
+    from envmgr.untrusted import plain
 
     resolved = resolve_config(config, set=overrides, **allowed)
-    click.echo(annotated_yaml(resolved.values, resolved.origins), nl=False)
+    text = annotated_yaml(resolved.values, resolved.origins)
+    # In a file it is a config, which is to say the same.
+    click.echo(plain(text) if sys.stdout.isatty() else text, nl=False)

@@ -20,6 +20,9 @@ PROCESS = "process.json"
 _MOST_OF_FACTS = 4096
 """So many bytes of that file are read."""
 
+_MOST_OF_BOARDS = 1 << 30
+"""So many bytes of the boards of a process are read: those of the largest manager have fewer."""
+
 
 class NotLaunchedError(UnreadableRunError):
     """There is such a process, but it has no manager that is launched."""
@@ -69,8 +72,14 @@ def _no_process(pid: int) -> str:
 def _look_at(fd: int, found: dict[int, Board]) -> None:
     """Add the board that a file is; a process may have it open several times."""
     about = os.fstat(fd)
-    if about.st_ino not in found and about.st_size >= HEADER_BYTES:  # else it is being made
-        found[about.st_ino] = board_in(fd)
+    if about.st_ino in found or about.st_size < HEADER_BYTES:
+        return  # or it is being made
+    if sum(board.plan.nbytes for board in found.values()) + about.st_size > _MOST_OF_BOARDS:
+        raise UnreadableRunError(
+            f"what looks like boards of managers has more than {_MOST_OF_BOARDS:,} bytes, which "
+            "those of a trainer never have"
+        )
+    found[about.st_ino] = board_in(fd)
 
 
 # -- runs ---------------------------------------------------------------------------------------

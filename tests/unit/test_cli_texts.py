@@ -494,3 +494,15 @@ class TestTheTerminalIsNotCommanded:
         (tmp_path / "config.yaml").write_text(text)
         assert main(["show", str(tmp_path / "config.yaml")]) == 2
         self.printed(capsys)
+
+    def test_by_a_config_that_stays_one_in_a_file(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, kwargs = tmp_path / "config.yaml", {"goal": f"a{ODD}\u202eb", "name": "a\u202eb"}
+        path.write_text(json.dumps({"env": {"id": "CartPole-v1", "kwargs": kwargs}}))
+        assert main(["show", str(path)]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["env"]["kwargs"] == kwargs
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        assert main(["show", str(path)]) == 0
+        text = capsys.readouterr().out
+        assert all(letter == "\n" or letter.isprintable() for letter in text)

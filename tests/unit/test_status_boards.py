@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from envmgr.config import MAX_ENV_NUM
 from envmgr.core import board_writer
 from envmgr.core.board_writer import BoardWriter
 from envmgr.errors import UnreadableRunError
-from envmgr.observing import dump
+from envmgr.observing import dump, status_boards
 from envmgr.observing.dump import dump_of
 from envmgr.observing.status_boards import (
     PROCESS,
@@ -172,6 +173,21 @@ def test_a_process_is_not_looked_for_in_what_is_no_file(tmp_path: Path) -> None:
             pid_of(str(tmp_path))
     file.write_text(json.dumps(process_facts()) + " " * 10_000 + "x")
     assert pid_of(str(tmp_path)) == os.getpid()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes memfds")
+def test_no_more_of_boards_is_read_than_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = BoardPlan(1, "subprocess", MAX_ENV_NUM, 2 * MAX_ENV_NUM, 2 * MAX_ENV_NUM, NUMBERS)
+    assert largest.nbytes < status_boards._MOST_OF_BOARDS
+    plan = BoardPlan(os.getpid(), "subprocess", 3, 4, 2)
+    posted = [PostedBoard(plan._replace(number=number)) for number in range(3)]
+    monkeypatch.setattr(status_boards, "_MOST_OF_BOARDS", 3 * plan.nbytes)
+    assert len(boards_of(os.getpid())) == 3
+    monkeypatch.setattr(status_boards, "_MOST_OF_BOARDS", 3 * plan.nbytes - 1)
+    with pytest.raises(UnreadableRunError, match="never have"):
+        boards_of(os.getpid())
+    for one in posted:
+        one.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
