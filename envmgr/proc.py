@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,19 +77,47 @@ def resident_bytes(pid: int | str = "self", *, shared: bool = True) -> int:
         return 0
 
 
-def memfds_of(pid: int, name: str) -> Iterator[str]:
-    """Return the paths of the open files of a process that are memory of this name.
+def memfds_of(pid: int, name: str, flags: int) -> Iterator[int]:
+    """Open the files that a process has open and that are memory of this name, one after another.
+
+    Args:
+        pid: of the process.
+        name: of the memory.
+        flags: how to open it, as of `os.open`.
+
+    Returns:
+        An fd of each; who takes one closes it.
 
     Raises:
         OSError: there is no such process, or it is not ours to look at.
     """
     folder = f"/proc/{pid}/fd"
-    paths = (f"{folder}/{fd}" for fd in os.listdir(folder))
-    return (path for path in paths if _target_of(path).startswith(f"/memfd:{name} "))
+    opened = (_opened_memfd(f"{folder}/{fd}", name, flags) for fd in os.listdir(folder))
+    return (fd for fd in opened if fd is not None)
 
 
-def _target_of(path: str) -> str:
+def _opened_memfd(path: str, name: str, flags: int) -> int | None:
+    """Open what a process has open under a path of `/proc`; None if it is no memory of the name.
+
+    The process can put another file there at any moment, one that the rights of its reader open and
+    its own do not, or a pipe that nobody writes into. So that file is held first, which does
+    nothing to it, and what is opened is what was looked at. A file in a folder is none, whatever
+    its path looks like in a mount namespace of that process.
+    """
+    begin = f"/memfd:{name} "
     try:
-        return os.readlink(path)
+        if not os.readlink(path).startswith(begin):
+            return None
+        held = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:  # closed meanwhile
-        return ""
+        return None
+    try:
+        own, about = f"/proc/self/fd/{held}", os.fstat(held)
+        is_memory = stat.S_ISREG(about.st_mode) and about.st_nlink == 0
+        if not is_memory or not os.readlink(own).startswith(begin):
+            return None
+        return os.open(own, flags | os.O_CLOEXEC)
+    except OSError:
+        return None
+    finally:
+        os.close(held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterable
 from itertools import groupby
@@ -36,7 +37,9 @@ def short_time(seconds: float | None) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return how long something lasts, in words."""
+    """Return how long something lasts, in words; `?` for what is no time."""
+    if not math.isfinite(seconds):
+        return "?"
     if seconds < 1.0:
         return "< 1 s"
     if seconds < 120.0:

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import IO
 
 _ODD = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    r"\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Characters that no page can hold, that command a terminal, or change how others look."""
+"""Characters that no page can hold, that command a terminal, change how others look, or look like
+nothing at all."""
 
 
 def plain(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from envmgr.config_file import ResolvedConfig
 from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
 from envmgr.manager import EnvManager
 from envmgr.texts import counted
+from envmgr.untrusted import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -209,5 +211,6 @@ class Attempt(ABC):
         if isinstance(error, EnvManagerError):
             return error_text(error)
         with last_words():
-            traceback.print_exception(error)  # of the policy's code, or a defect of ours
+            # Of the policy's code, or a defect of ours.
+            print(plain("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         return f"{type(error).__name__}: {error}"

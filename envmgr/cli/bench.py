@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import click
-
 from envmgr.cli.config_envs import env_name, factories_of
 from envmgr.cli.exit_codes import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.progress import doing
-from envmgr.cli.texts import listed, load_text, print_table, wide_console
+from envmgr.cli.texts import echo, listed, load_text, print_table, wide_console
 from envmgr.config import to_plain
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
@@ -56,7 +54,7 @@ def execute(
     shows, name = json_file != STDOUT, env_name(resolved)
     if shows:
         each = f"{counted(laps, 'lap')} of {seconds:g} s for each"
-        click.echo(f"envmgr bench: {counted(env_num, 'env')} of {name}, {each}; load {load_text()}")
+        echo(f"envmgr bench: {counted(env_num, 'env')} of {name}, {each}; load {load_text()}")
     with doing(shows) as say:
         found, errors = bench(
             chosen,
@@ -68,12 +66,12 @@ def execute(
     if shows:
         _print(found, errors, missing)
         if text := advice(found, chosen, manager):
-            click.echo(text)
+            echo(text)
     figures = {"env": name, "env_num": env_num, "load": load_text(), "versions": versions()}
     rows = [_figures(one, errors) for one in found]
     write_figures(json_file, {**figures, "rows": rows, "missing": missing})
     if OURS in errors:
-        click.echo(f"envmgr: error: envmgr itself cannot run them: {errors[OURS]}", err=True)
+        echo(f"envmgr: error: envmgr itself cannot run them: {errors[OURS]}", err=True)
         return FAILED
     return DONE
 
@@ -109,4 +107,4 @@ def _print(found: list[Measured[str]], errors: dict[str, str], missing: list[str
             rows.append((one.setting, f"{one.rate:,.0f}", ratio, f"{one.spread:.0%}", ""))
     print_table(wide_console(), ("", "steps/s", "beside envmgr", "spread", ""), rows)
     if missing:
-        click.echo(f"not installed: {', '.join(missing)}")
+        echo(f"not installed: {', '.join(missing)}")

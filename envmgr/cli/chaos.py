@@ -25,6 +25,7 @@ from envmgr.testing import ANY_ENV, AuditedLoop, Ledgered, LedgerReport, Saboteu
 from envmgr.testing.injuries import refuse_kinds
 from envmgr.texts import short_time
 from envmgr.types import EnvFactory
+from envmgr.untrusted import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,8 +152,8 @@ class _ChaosRun(Attempt):
             set_here = ", ".join(f"{key}: {value}" for key, value in self._changes.items())
             print(f"envmgr chaos: for this run, manager has {set_here}")
         print(
-            f"envmgr chaos: launching {self.title}; {self._options.rate_hz:g} injuries per second "
-            f"({kinds})",
+            f"envmgr chaos: launching {plain(self.title)}; {self._options.rate_hz:g} injuries per "
+            f"second ({kinds})",
             flush=True,
         )
         limit_s = self._resolved.values.manager.step_timeout
@@ -249,7 +250,7 @@ class _ChaosRun(Attempt):
     def _print(self, console: Console, report: LedgerReport, saboteur: Saboteur) -> None:
         verdict = "nothing lost, repeated or swapped" if report.is_clean else "NOT in order"
         title = f"{self.title}: {self._ending.value}, {verdict}"
-        console.print(title, style="bold", markup=False, highlight=False)
+        console.print(plain(title), style="bold", markup=False, highlight=False)
         rows = [
             ("accepted actions", f"{report.accepted:,} in {self._elapsed_s:,.1f} s"),
             ("= normal", f"{report.normal:,}"),

@@ -12,7 +12,7 @@ from envmgr.cli.config_envs import env_name, factories_of, quiet_workers
 from envmgr.cli.exit_codes import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.progress import doing
-from envmgr.cli.texts import listed
+from envmgr.cli.texts import echo, listed
 from envmgr.config.env_factories import ConfiguredEnv
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
@@ -20,6 +20,7 @@ from envmgr.testing.checkup import CheckOptions, Finding, Level, check_up, verdi
 from envmgr.testing.checkup.checkup import FRAMES, METHODS
 from envmgr.testing.checkup.findings import worst_of
 from envmgr.types import EnvFactory
+from envmgr.untrusted import plain
 
 _COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _INDENT = " " * 24
@@ -64,7 +65,7 @@ def execute(
     try_to_write(json_file)
     shows = json_file != STDOUT
     if shows:
-        click.echo(f"envmgr check: {env_name(resolved)}")
+        echo(f"envmgr check: {env_name(resolved)}")
     findings = _findings(factory, options, shows)
     verdict = verdict_of(findings)
     if shows:
@@ -110,8 +111,8 @@ def _with_frames(factory: EnvFactory) -> EnvFactory:
 def _print(finding: Finding) -> None:
     level = click.style(f"{finding.level.word:<8}", fg=_COLOURS[finding.level])
     first, *more = finding.text.splitlines()
-    click.echo(f"{level} {finding.part:<14} {first}")
+    click.echo(f"{level} {finding.part:<14} {plain(first)}")  # the level has a colour
     for line in more:
-        click.echo(f"{_INDENT}  {line}")
+        echo(f"{_INDENT}  {line}")
     if finding.advice:
-        click.echo(f"{_INDENT}-> {finding.advice}")
+        echo(f"{_INDENT}-> {finding.advice}")

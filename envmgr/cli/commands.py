@@ -451,10 +451,11 @@ def trace(file: str) -> None:
     Exit codes: 0 done, 2 it is none, or not whole.
     """
     from envmgr.observing.timeline import read_trace, totals_of
+    from envmgr.untrusted import plain_line
 
     click.echo(f"{'category':<10} {'event':<22} {'how often':>10} {'in all':>14}")
     for key, (count, total_s) in totals_of(read_trace(file)).items():
-        category, _, name = key.partition(" ")
+        category, _, name = plain_line(key).partition(" ")
         click.echo(f"{category:<10} {name:<22} {count:>10,} {total_s:>12,.3f} s")
 
 
@@ -535,8 +536,13 @@ def show(config: str, overrides: tuple[str, ...], allowed: Mapping[str, Sequence
 
     What is printed is a config itself; the origins are its comments.
     """
+    import sys
+
     from envmgr.cli.listing import annotated_yaml
     from envmgr.config_file import resolve_config
+    from envmgr.untrusted import plain
 
     resolved = resolve_config(config, set=overrides, **allowed)
-    click.echo(annotated_yaml(resolved.values, resolved.origins), nl=False)
+    text = annotated_yaml(resolved.values, resolved.origins)
+    # In a file it is a config, which is to say the same.
+    click.echo(plain(text) if sys.stdout.isatty() else text, nl=False)

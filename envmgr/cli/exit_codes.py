@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from envmgr.untrusted import plain
+
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -43,9 +45,10 @@ def say(line: str, *, err: bool = False) -> None:
     """Print a line of the last words of a run.
 
     Args:
-        line: what to print.
+        line: what to print; it may be of files or envs: see `untrusted.plain`.
         err: on stderr.
     """
+    line = plain(line)
     if not err:
         with last_words():
             print(line)

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from envmgr.cli.config_envs import manager_of, quiet_workers
 from envmgr.cli.exit_codes import DONE
 from envmgr.cli.progress import doing
-from envmgr.cli.texts import paragraph
+from envmgr.cli.texts import echo, paragraph
 from envmgr.config.checks import show_value
 from envmgr.config.env_factories import key_of
 from envmgr.config.imports import left_behind
@@ -81,12 +79,12 @@ def execute(
             file.write(text)
     except OSError as error:
         raise ConfigError(f"the config cannot be written to {str(path)!r}: {error}") from error
-    click.echo(
+    echo(
         f"envmgr init: {path}: {counted(env_num, 'env')} launched, and stepped "
         f"{tried.n_steps} times. Next: envmgr check {shlex.quote(str(path))}"
     )
     for warning in filter(None, (failed, where)):
-        click.echo(f"envmgr: warning: {warning}", err=True)
+        echo(f"envmgr: warning: {warning}", err=True)
     return DONE
 
 

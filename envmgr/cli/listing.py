@@ -6,9 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import click
-
-from envmgr.cli.texts import print_table, wide_console
+from envmgr.cli.texts import echo, print_table, wide_console
 from envmgr.config.origins import Origin
 from envmgr.config.yaml_text import dump_yaml
 from envmgr.config_file import name_of
@@ -28,7 +26,7 @@ def print_managers() -> None:
         rows.append((key, name, ENV_MANAGER_REGISTRY.source(key), about))
     print_table(wide_console(), ("key", "class", "source", "what it does"), rows)
     for problem in ENV_MANAGER_REGISTRY.problems().values():
-        click.echo(f"envmgr: warning: {problem}", err=True)
+        echo(f"envmgr: warning: {problem}", err=True)
 
 
 def annotated_yaml(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> str:

@@ -16,6 +16,7 @@ from envmgr.cli.texts import place_text, states_text, wide_console
 from envmgr.errors import EnvFailure, FailuresExhaustedError
 from envmgr.texts import counted, number
 from envmgr.types import monotonic
+from envmgr.untrusted import plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -145,7 +146,7 @@ class PlainProgress(Progress):
     def log(self, line: str) -> None:
         """Print a line to stderr."""
         with contextlib.suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
+            print(plain(line), file=sys.stderr, flush=True)
 
 
 class LiveProgress(Progress):
@@ -179,7 +180,7 @@ class LiveProgress(Progress):
         """Print a line above the display."""
         encoding = self._console.encoding
         # The console would try to write what it cannot encode again and again.
-        line = line.encode(encoding, "backslashreplace").decode(encoding)
+        line = plain(line).encode(encoding, "backslashreplace").decode(encoding)
         with contextlib.suppress(OSError, ValueError):
             self._console.print(line, markup=False, highlight=False, soft_wrap=True, style="yellow")
 
@@ -284,5 +285,7 @@ def doing(shows: bool = True) -> Iterator[Callable[[str], None]]:
         if not shows or not sys.stdout.isatty() or console.is_dumb_terminal:
             yield lambda text: None
             return
+        from rich.text import Text
+
         with console.status("") as status:
-            yield lambda text: status.update(f"{text} ...")
+            yield lambda text: status.update(Text(plain(f"{text} ...")))

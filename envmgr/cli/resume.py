@@ -43,6 +43,9 @@ from envmgr.reporting.files import (
     SUMMARY,
     Count,
     EnvId,
+    Failures,
+    Resumption,
+    Resumptions,
     Sample,
     Seconds,
 )
@@ -53,6 +56,9 @@ UNKNOWN = "unknown"
 
 _RESUMED = 0x4E5
 """Keeps the seeds of resumed runs distinct from all others that follow from a seed."""
+
+_LARGEST_FILE = 1 << 26
+"""More is not read of a file, nor of a line."""
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -87,38 +93,6 @@ class _Line(msgspec.Struct, gc=False, frozen=True):
         )
 
 
-class Failures(msgspec.Struct):
-    """Failures of envs in the parts of a run that have ended.
-
-    Attributes:
-        count: how many.
-        by_kind: the same by the names of their classes, and `UNKNOWN`.
-        by_env: the same by env_id, as far as it is known.
-    """
-
-    count: Count = 0
-    by_kind: dict[str, Count] = msgspec.field(default_factory=dict)
-    by_env: dict[EnvId, Count] = msgspec.field(default_factory=dict)
-
-
-class Resumption(msgspec.Struct):
-    """One time that a run was resumed.
-
-    Attributes:
-        at: when.
-        seed: what took the place of `manager.seed`.
-        steps: timesteps that counted then.
-        episodes: episodes that counted then, those that failed included.
-        failures: until then.
-    """
-
-    at: str
-    seed: Any
-    steps: Count
-    episodes: Count
-    failures: Failures
-
-
 class RunFacts(msgspec.Struct):
     """What is in `run.json`.
 
@@ -132,7 +106,7 @@ class RunFacts(msgspec.Struct):
     config: str
     began_at: str
     version: int = msgspec.field(name="envmgr_run", default=1)
-    resumed: list[Resumption] = msgspec.field(default_factory=list)
+    resumed: Resumptions = msgspec.field(default_factory=list)
 
     def as_json(self) -> bytes:
         """Return it as the text of the file."""
@@ -340,7 +314,7 @@ def read_earlier(path: Path) -> Earlier:
 
 def _facts_of(path: Path) -> RunFacts:
     with opened_file(path / RUN) as file:
-        return msgspec.json.decode(file.read(), type=RunFacts)
+        return msgspec.json.decode(file.read(_LARGEST_FILE), type=RunFacts)
 
 
 def _read_earlier(path: Path) -> Earlier:
@@ -353,7 +327,15 @@ def _read_earlier(path: Path) -> Earlier:
         ) from None
     earlier = Earlier(facts)
     statistics, by_env = earlier.statistics, Counter[int]()
+    parts: set[int | None] = set()
     for line, earlier.episodes_bytes in _whole_lines(path / EPISODES, _Line):
+        if not line.abnormal:
+            parts.add(len(line.returned) if isinstance(line.returned, list) else None)
+        if len(parts) > 1:
+            raise UnreadableRunError(
+                f"{str(path / EPISODES)!r} is damaged: not all returns in it have as many parts, "
+                "so they are not of the same envs. Begin the run again."
+            )
         statistics.add(line.record())
         statistics.steps += line.length
         statistics.elapsed_s = max(statistics.elapsed_s, line.ended_s)
@@ -376,8 +358,8 @@ def _whole_lines(path: Path, kind: type[Any]) -> Iterator[tuple[Any, int]]:
     """
     end = 0
     with opened_file(path) as file:
-        for n, text in enumerate(file, 1):
-            if not text.endswith(b"\n"):
+        for n, text in enumerate(iter(lambda: file.readline(_LARGEST_FILE), b""), 1):
+            if not text.endswith(b"\n") and len(text) < _LARGEST_FILE:
                 return
             end += len(text)
             try:
@@ -396,7 +378,7 @@ def _summary_in(path: Path) -> dict[str, Any] | None:
         contextlib.suppress(OSError, ValueError, RecursionError),
         opened_file(path / SUMMARY) as file,
     ):
-        found = json.loads(file.read())
+        found = json.loads(file.read(_LARGEST_FILE))
         return found if isinstance(found, dict) else None
     return None
 

@@ -41,6 +41,7 @@ from envmgr.config_file import ResolvedConfig, read_config_file
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.reporting.files import VIDEOS
 from envmgr.texts import counted
+from envmgr.untrusted import plain
 
 _MOST_STACKS = 3
 """So many are printed with what the run fails with: as many as causes of a launch that failed."""
@@ -149,7 +150,7 @@ class _Run(Attempt):
             found = earlier.statistics
             what = f"{episodes_text(found)} and {counted(found.steps, 'timestep')}"
             print(f"envmgr run: resuming {self._run_options.resume}: {what} are there", flush=True)
-        print(f"envmgr run: launching {self.title}", flush=True)
+        print(f"envmgr run: launching {plain(self.title)}", flush=True)
         kind = self._resolved.values.manager.type
         if kind == "base" and self._resolved.origins["manager.type"].source is Source.DEFAULT:
             print(

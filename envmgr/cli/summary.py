@@ -13,6 +13,7 @@ from envmgr.collect import Collector, CollectStatistics
 from envmgr.config import to_plain
 from envmgr.manager import EnvManager
 from envmgr.texts import counted, how_often, number, short_time
+from envmgr.untrusted import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +103,8 @@ def print_summary(
         latest = summary["resumed"][-1]["at"]
         rows.append(("resumed", f"{how_often(len(summary['resumed']))}, the last time at {latest}"))
     rows.append(("results", where or "not written"))
-    console.print(f"{title}: {summary['ending']}", style="bold", markup=False, highlight=False)
+    title = plain(f"{title}: {summary['ending']}")
+    console.print(title, style="bold", markup=False, highlight=False)
     print_table(console, (), rows)
 
 

@@ -18,6 +18,7 @@ from envmgr.errors import (
     LaunchError,
 )
 from envmgr.texts import counted, env_ids_text, how_often
+from envmgr.untrusted import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,6 +140,19 @@ def stacks_in(error: BaseException) -> list[str]:
     return [*dict.fromkeys(filter(None, found))]
 
 
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print what may be of files or envs, with escapes for what would command a terminal.
+
+    Args:
+        text: what to print; see `untrusted.plain`.
+        err: on stderr.
+        nl: with an end of line.
+    """
+    import click
+
+    click.echo(plain(text), err=err, nl=nl)
+
+
 def wide_console() -> Console:
     """Return a console for stdout: as wide as the terminal, or unbounded where it is none.
 
@@ -152,7 +166,7 @@ def wide_console() -> Console:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table; its cells are plain text."""
+    """Return a table; its cells are plain text, with escapes as `echo` has them."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -162,7 +176,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for index, title in enumerate(header or [""] * max(map(len, rows), default=0)):
         made.add_column(title, style="" if index else "bold", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*(Text(plain(cell)) for cell in row))
     return made
 
 

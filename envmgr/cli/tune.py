@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from envmgr.cli.config_envs import env_name, factories_of, quiet_workers
 from envmgr.cli.exit_codes import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.progress import doing
-from envmgr.cli.texts import listed, load_text, print_table, wide_console
+from envmgr.cli.texts import echo, listed, load_text, print_table, wide_console
 from envmgr.collect import make_policy, policy_seed
 from envmgr.config import to_plain
 from envmgr.config.checks import show_value
@@ -78,7 +76,7 @@ def execute(
     unwritten = None if out is None else _written(out, text)
     if shows:
         is_there = out is not None and unwritten is None
-        click.echo(f"The tuned config is in {out}.\n" if is_there else f"\n{text}", nl=False)
+        echo(f"The tuned config is in {out}.\n" if is_there else f"\n{text}", nl=False)
     write_figures(json_file, {**as_figures(tuned), "env": env_name(resolved), "config": text})
     if unwritten is not None:
         raise EnvManagerError(f"the tuned config cannot be written to {out!r}: {unwritten}")
@@ -94,7 +92,7 @@ def _tuned(
 ) -> Tuned:
     """Tune; show what is run meanwhile."""
     if shows:
-        click.echo(
+        echo(
             f"envmgr tune: {counted(len(factories), 'env')} of {env_name(resolved)}, about "
             f"{seconds:g} s; load {load_text()}"
         )
@@ -169,7 +167,7 @@ def _print(tuned: Tuned) -> None:
     memory = "" if n_bytes is None else f"; a worker has {n_bytes / 1e6:,.0f} MB of its own"
     names = ("step_mean_s", "step_std_s", "reset_mean_s")
     step, deviation, reset = (short_time(profile[name]) for name in names)
-    click.echo(
+    echo(
         f"a step takes {step} (std {deviation}), of which it waits "
         f"{profile['step_wait_share']:.0%}; a reset {reset}; "
         f"{'no episode ended' if length is None else f'{length:,.0f} steps per episode'}{memory}"
@@ -178,10 +176,10 @@ def _print(tuned: Tuned) -> None:
     header = ("setting", "steps/s", "beside now", "spread", "")
     print_table(wide_console(), header, [_cells(row, tuned) for row in rows])
     if others := [str(row.setting) for row in tuned.rows if row not in rows]:
-        click.echo(f"not measured, for want of time or memory: {'; '.join(others)}")
+        echo(f"not measured, for want of time or memory: {'; '.join(others)}")
     if notes := dict.fromkeys(row.note for row in rows if row.note):
-        click.echo(f"num_workers: auto has become {' and '.join(notes)}")
-    click.echo(conclusion(tuned))
+        echo(f"num_workers: auto has become {' and '.join(notes)}")
+    echo(conclusion(tuned))
 
 
 def _cells(row: Row, tuned: Tuned) -> Sequence[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,13 @@ def figures_of(board: Board, *, stacks: bool) -> dict[str, Any]:
     """
     shown, now = board.read(), time.monotonic()
     plan, ask = shown.plan, Stacks()
+    of_host: dict[int, list[int]] = defaultdict(list)
+    for env_id, host in enumerate(shown.hosts.tolist()):
+        of_host[host].append(env_id)
     workers = [
         {
             "pid": pid,
-            "env_ids": [i for i in range(plan.total) if shown.hosts[i] == index],
+            "env_ids": of_host[index],
             "memory_bytes": resident_bytes(pid),
             **({"stacks": ask.of(pid)} if stacks else {}),
         }

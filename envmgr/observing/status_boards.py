@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import socket
 from pathlib import Path
@@ -21,6 +20,9 @@ PROCESS = "process.json"
 _MOST_OF_FACTS = 4096
 """So many bytes of that file are read."""
 
+_MOST_OF_BOARDS = 1 << 30
+"""So many bytes of the boards of a process are read: those of the largest manager have fewer."""
+
 
 class NotLaunchedError(UnreadableRunError):
     """There is such a process, but it has no manager that is launched."""
@@ -29,13 +31,13 @@ class NotLaunchedError(UnreadableRunError):
 def boards_of(pid: int) -> list[Board]:
     """Return the boards of the managers of a process, those launched first first.
 
-    They show how things are, not how they were: `Board.read` makes a copy.
+    They are copies, each of one moment.
 
     Raises:
         UnreadableRunError: there is no such process, it is another user's, or it has no manager.
     """
     try:
-        paths = memfds_of(pid, FILE)
+        files = memfds_of(pid, FILE, os.O_RDONLY)
     except FileNotFoundError as error:
         raise UnreadableRunError(_no_process(pid)) from error
     except OSError as error:
@@ -43,8 +45,11 @@ def boards_of(pid: int) -> list[Board]:
             f"process {pid} cannot be looked at: {error.strerror}. Only its own user and root may."
         ) from error
     by_file: dict[int, Board] = {}
-    for path in paths:
-        _look_at(path, by_file)
+    for fd in files:
+        try:
+            _look_at(fd, by_file)
+        finally:
+            os.close(fd)
     found = by_file.values()
     # What the process is called in its own container counts, too.
     pids = [pid, *map(int, status_of(pid).get("NSpid", "").split())]
@@ -64,20 +69,17 @@ def _no_process(pid: int) -> str:
     return f"there is no process {pid}: it has ended, or is in another container"
 
 
-def _look_at(path: str, found: dict[int, Board]) -> None:
-    """Add the board that an open file is; a file may be open several times."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # closed meanwhile
-        return
-    try:
-        about = os.fstat(fd)
-        if about.st_ino in found or about.st_size < HEADER_BYTES:
-            return  # or it is being made
-        memory = mmap.mmap(fd, about.st_size, prot=mmap.PROT_READ)
-    finally:
-        os.close(fd)
-    found[about.st_ino] = board_in(memory, about.st_size)
+def _look_at(fd: int, found: dict[int, Board]) -> None:
+    """Add the board that a file is; a process may have it open several times."""
+    about = os.fstat(fd)
+    if about.st_ino in found or about.st_size < HEADER_BYTES:
+        return  # or it is being made
+    if sum(board.plan.nbytes for board in found.values()) + about.st_size > _MOST_OF_BOARDS:
+        raise UnreadableRunError(
+            f"what looks like boards of managers has more than {_MOST_OF_BOARDS:,} bytes, which "
+            "those of a trainer never have"
+        )
+    found[about.st_ino] = board_in(fd)
 
 
 # -- runs ---------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ _NAMES = ("batch", "step", "reset")
 _GATHERING = frozenset(("step", "recv", "recv_arrays"))
 _SENDING = frozenset(("step", "send", "send_arrays"))
 _US = 1e6
+_MOST_US = 1e18
+"""Nothing lasts so long, 30,000 years."""
 
 
 def trace_of(notes: Notes) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def read_trace(path: str) -> list[dict[str, Any]]:
         raise UnreadableRunError(f"{path!r} cannot be read: {error}") from error
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         n = sum(1 for _ in _whole_events(text))
         raise UnreadableRunError(
             f"{path!r} is no whole timeline: {error}. {n} events can be read in it."
@@ -193,7 +195,14 @@ def read_trace(path: str) -> list[dict[str, Any]]:
 
 
 def _is_event(event: Any) -> bool:
-    return isinstance(event, dict) and isinstance(event.get("name"), str) and "ph" in event
+    if not isinstance(event, dict) or "ph" not in event:
+        return False
+    texts = event.get("name"), event.get("cat", "")
+    return all(isinstance(text, str) for text in texts) and _is_time(event.get("dur", 0.0))
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < _MOST_US
 
 
 def _whole_events(text: str) -> Iterator[Any]:
@@ -202,7 +211,7 @@ def _whole_events(text: str) -> Iterator[Any]:
     while 0 < at < len(text):
         try:
             event, at = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         yield event
         at += 1  # the comma
@@ -214,7 +223,7 @@ def totals_of(events: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, float
     seconds: dict[str, float] = defaultdict(float)
     for event in events:
         if event["ph"] in ("X", "i"):
-            name, duration = f"{event.get('cat', '')} {event['name']}", event.get("dur", 0.0)
+            name = f"{event.get('cat', '')} {event['name']}"
             counts[name] += 1
-            seconds[name] += duration if isinstance(duration, (int, float)) else 0.0
+            seconds[name] += event.get("dur", 0.0)
     return {name: (count, seconds[name] / _US) for name, count in counts.most_common()}

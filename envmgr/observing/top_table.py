@@ -248,11 +248,11 @@ def print_tables(pid: int, *, interval_s: float, once: bool, sort: str) -> None:
         if not once:
             print(f"process {pid}\n{text}", flush=True)
         time.sleep(interval_s)
-        if once:
-            print(top.text(boards, time.monotonic()))
-            return
         try:
             boards = boards_of(pid)
         except UnreadableRunError:
             print(f"process {pid} has no manager any more")
+            return
+        if once:
+            print(top.text(boards, time.monotonic()))
             return

@@ -8,9 +8,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from envmgr.config import MAX_ENV_NUM
+
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-EnvId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+EnvId = Annotated[int, Meta(ge=0, lt=2 * MAX_ENV_NUM)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+Named = Annotated[dict[str, Count], Meta(max_length=1000)]
+Seed = int | None | list[int | None] | dict[str, int | None]
+"""What `manager.seed` may be, as JSON has it."""
 
 EPISODES, CONFIG, SUMMARY = "episodes.jsonl", "config.yaml", "summary.json"
 SAMPLES, VIDEOS = "samples.jsonl", "videos"
@@ -86,6 +91,7 @@ class LogLine(msgspec.Struct, gc=False, frozen=True):
         exit_status: that its worker ended with; below 0, the signal that ended it.
         limit_s: which it exceeded, in seconds.
         length: timesteps; None of failures.
+        returned: the return, as one number; None if it has none.
     """
 
     log: Literal[1] = msgspec.field(name="envmgr_log")
@@ -102,8 +108,28 @@ class LogLine(msgspec.Struct, gc=False, frozen=True):
     length: Count | None = None
     returned: Any = msgspec.field(name="return", default=None)
 
+    def __post_init__(self) -> None:
+        """Refuse a return that is none: who decodes lines counts those that cannot be read."""
+        msgspec.structs.force_setattr(self, "returned", sum_of(self.returned))
 
-Quantities = list[Seconds | None]
+
+def sum_of(returned: Any) -> float | None:
+    """Return a return of whatever form as one number; None if it has none.
+
+    Raises:
+        ValueError: it is too large.
+        RecursionError: it is nested too deeply.
+    """
+    if isinstance(returned, list):
+        parts = [sum_of(one) for one in returned]
+        return None if None in parts else float(sum(part for part in parts if part is not None))
+    try:
+        return float(returned) if isinstance(returned, (int, float)) else None
+    except OverflowError as error:
+        raise ValueError("a return is too large") from error
+
+
+Quantities = Annotated[list[Seconds | None], Meta(max_length=MAX_ENV_NUM)]
 
 
 class Latency(msgspec.Struct):
@@ -122,13 +148,48 @@ class Stats(msgspec.Struct):
 
     num_workers: Count = 0
     failures: Count = 0
-    failures_by_kind: dict[str, Count] = {}
+    failures_by_kind: Named = {}
     failures_by_env: dict[EnvId, Count] = {}
-    latest_failures: list[str] = []
-    states: dict[str, Count] = {}
+    latest_failures: Annotated[list[str], Meta(max_length=1000)] = []
+    states: Named = {}
     renewals: Count = 0
     recycled: Count = 0
-    latency: dict[str, Latency] = {}
+    latency: Annotated[dict[str, Latency], Meta(max_length=100)] = {}
+
+
+class Failures(msgspec.Struct):
+    """Failures of envs in the parts of a run that have ended.
+
+    Attributes:
+        count: how many.
+        by_kind: the same by the names of their classes, and `envmgr.cli.resume.UNKNOWN`.
+        by_env: the same by env_id, as far as it is known.
+    """
+
+    count: Count = 0
+    by_kind: Named = msgspec.field(default_factory=dict)
+    by_env: dict[EnvId, Count] = msgspec.field(default_factory=dict)
+
+
+class Resumption(msgspec.Struct):
+    """One time that a run was resumed.
+
+    Attributes:
+        at: when.
+        seed: what took the place of `manager.seed`.
+        steps: timesteps that counted then.
+        episodes: episodes that counted then, those that failed included.
+        failures: until then.
+    """
+
+    at: str
+    seed: Seed
+    steps: Count
+    episodes: Count
+    failures: Failures
+
+
+Resumptions = Annotated[list[Resumption], Meta(max_length=10_000)]
 
 
 class Began(msgspec.Struct):
@@ -141,7 +202,7 @@ class Began(msgspec.Struct):
     began_at: datetime
 
 
-Spread = dict[str, float | list[float | None] | None]
+Spread = Annotated[dict[str, float | list[float | None] | None], Meta(max_length=100)]
 
 
 class Summary(msgspec.Struct):
@@ -159,11 +220,11 @@ class Summary(msgspec.Struct):
     env: str | None = None
     manager: str | None = None
     env_num: Count | None = None
-    seed: object = None
+    seed: Seed = None
     policy: str | None = None
     began_at: str | None = None
-    resumed: list[dict[str, Any]] = []
-    versions: dict[str, str] = {}
+    resumed: Resumptions = []
+    versions: Annotated[dict[str, str], Meta(max_length=100)] = {}
     unfinished_steps: Count = 0
     returned: Spread = msgspec.field(name="return", default_factory=dict)
     length: Spread = {}

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-import numpy as np
 
 from envmgr.errors import UnreadableRunError
 from envmgr.observing.status_boards import PROCESS
@@ -31,12 +31,16 @@ from envmgr.reporting.files import (
     LogLine,
     Sample,
     Summary,
+    sum_of,
 )
 from envmgr.texts import exit_text
 from envmgr.untrusted import opened_file
 
 MOST_FAILURES = 100
-"""Texts of so many are kept; all are counted."""
+"""Texts of so many are kept, and names of so many causes; all are counted."""
+
+OTHERS = "others"
+"""What further causes are counted as."""
 
 MOST_OF_A_TEXT = 8000
 """So many characters of the text of a failure are kept: half from its begin, half from its end."""
@@ -126,9 +130,8 @@ def shortened(text: str) -> str:
 
 def _number(returned: float | list[float | None] | None) -> float:
     """Return a return as one number: NaN for what was not finite, the sum of several."""
-    if isinstance(returned, list):
-        return float(np.sum([np.nan if one is None else one for one in returned]))
-    return float("nan") if returned is None else returned
+    found = sum_of(returned)
+    return float("nan") if found is None else found
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
@@ -185,15 +188,16 @@ def _read_log(path: Path) -> Run:
         began = line.time if began is None else began
         elapsed_s = max(line.time - began, 0.0)  # clocks are set
         if line.what == "failure":
-            causes[line.cause or "?"] += 1
+            cause = line.cause or "?"
+            causes[cause if cause in causes or len(causes) < MOST_FAILURES else OTHERS] += 1
             by_env[line.env_id] += 1
             if len(run.failures) < MOST_FAILURES:
                 run.failures.append(Failed(_told(line), line.env_id, elapsed_s))
             continue
         outcomes[line.outcome] += 1
         is_abnormal = line.outcome != "completed"
-        returned, length = _sum_of(line.returned), line.length or 0
-        run.add(Episode(line.env_id, length, is_abnormal, elapsed_s, None, returned))
+        length = line.length or 0
+        run.add(Episode(line.env_id, length, is_abnormal, elapsed_s, None, line.returned))
     if began is None:
         why = "; ".join(run.unread) or "it is empty"
         raise UnreadableRunError(
@@ -215,14 +219,6 @@ def _told(line: LogLine) -> str:
     return shortened(f"{line.cause}{reason} of {where} in its {line.during}: {line.outcome}")
 
 
-def _sum_of(returned: Any) -> float | None:
-    """Return a return of whatever form as one number; None if it has none."""
-    if isinstance(returned, list):
-        parts = [_sum_of(one) for one in returned]
-        return None if None in parts else float(sum(part for part in parts if part is not None))
-    return float(returned) if isinstance(returned, (int, float)) else None
-
-
 def _decoded(decoder: msgspec.json.Decoder[_Kind], data: bytes) -> _Kind:
     """Return a value of JSON.
 
@@ -234,8 +230,14 @@ def _decoded(decoder: msgspec.json.Decoder[_Kind], data: bytes) -> _Kind:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:  # or it has half of a surrogate pair, as Python writes them
-        found = json.loads(data, parse_constant=int)  # which refuses NaN
+        found = json.loads(data, parse_constant=int, parse_float=_finite)  # int refuses NaN
         return msgspec.convert(found, decoder.type, str_keys=True)
+
+
+def _finite(text: str) -> float:
+    if math.isinf(found := float(text)):
+        raise ValueError(f"{text[:40]} is too large")
+    return found
 
 
 def _lines(run: Run, name: str, kind: type[_Line], named: str = "") -> Iterator[_Line]:

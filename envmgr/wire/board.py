@@ -1,14 +1,15 @@
 """The board of a manager: a file from which other processes (`envmgr top`) read how its envs are.
 
 The board is a file without a name. Only the trainer writes it, now and then. Processes of the same
-user find it among the open files of the trainer (`/proc/<pid>/fd`) and map it for reading. So the
-trainer need not do anything for them: it may be in a long wait, in code of its own, stopped, or
-hung with the GIL held.
+user find it among the open files of the trainer (`/proc/<pid>/fd`) and read it. So the trainer need
+not do anything for them: it may be in a long wait, in code of its own, stopped, or hung with the
+GIL held.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import sys
@@ -21,14 +22,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.config import MAX_ENV_NUM
 from envmgr.errors import UnreadableRunError
 from envmgr.spaces import Array
+from envmgr.wire.latencies import NUMBERS
 
 FILE = "envmgr-board"
 VERSION = 1
 HEADER_BYTES = 4096
 TEXT_BYTES = 2048
 _TRIES = 50
+
+_MOST_ENVS = 2 * MAX_ENV_NUM
+"""With spares. What a header says is allocated, and gone through, by who reads the board."""
 
 
 @unique
@@ -117,7 +123,7 @@ class BoardPlan(NamedTuple):
     def nbytes(self) -> int:
         """Size of a board."""
         return HEADER_BYTES + sum(
-            _aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            _aligned(math.prod(shape) * np.dtype(dtype).itemsize)
             for _, shape, dtype in self.columns()
         )
 
@@ -264,24 +270,49 @@ def own_boards() -> list[Board]:
     return [board for board in boards if board is not None and board.plan.pid == os.getpid()]
 
 
-def board_in(memory: Any, nbytes: int) -> Board:
-    """Return the board in a memory.
+def board_in(fd: int) -> Board:
+    """Return a copy of the board in a file, at one moment; see `Board.read`.
+
+    It is read, not mapped: who has it open can cut it, and then what is mapped is gone (SIGBUS).
 
     Args:
-        memory: what was found.
-        nbytes: its size.
+        fd: of what was found.
+
+    Raises:
+        UnreadableRunError: it is none, or none of this version, or not whole.
+        OSError: it cannot be read.
+    """
+    plan = _plan_in(os.pread(fd, HEADER_BYTES, 0), os.fstat(fd).st_size)
+    for _ in range(_TRIES):
+        before, found = _version_in(fd), os.pread(fd, plan.nbytes, 0)
+        if before % 2 == 0 and before == _version_in(fd):
+            break
+    if len(found) != plan.nbytes:
+        raise UnreadableRunError("a board is not whole: it was cut while it was read")
+    return Board(found, plan)
+
+
+def _version_in(fd: int) -> int:
+    """Return what is in the first column of the board in a file."""
+    return int.from_bytes(os.pread(fd, 8, HEADER_BYTES), sys.byteorder)
+
+
+def _plan_in(head: bytes, nbytes: int) -> BoardPlan:
+    """Return how large the board is whose header, and whose size, this is.
 
     Raises:
         UnreadableRunError: it is none, or none of this version, or not whole.
     """
     try:
-        header: Mapping[str, Any] = json.loads(bytes(memory[:HEADER_BYTES]).rstrip(b"\0"))
+        header: Mapping[str, Any] = json.loads(head.rstrip(b"\0"))
         version = header["envmgr_board"]
         # Boards of 0.2 have no number.
         plan = BoardPlan(**{name: header[name] for name in BoardPlan._fields if name in header})
-        sizes = (plan.pid, plan.env_num, plan.total, plan.n_hosts, plan.latencies, plan.number)
-        fits = all(type(size) is int and size >= 0 for size in sizes) and type(plan.kind) is str
-    except (ValueError, KeyError, TypeError) as error:
+        numbers = [value for name, value in plan._asdict().items() if name != "kind"]
+        fits = all(type(number) is int and number >= 0 for number in numbers)
+        fits = fits and type(plan.kind) is str and plan.env_num <= plan.total <= _MOST_ENVS
+        fits = fits and plan.n_hosts <= _MOST_ENVS and plan.latencies in (0, NUMBERS)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnreadableRunError(f"what was found is no board of a manager: {error!r}") from error
     if version != VERSION:
         raise UnreadableRunError(
@@ -290,4 +321,4 @@ def board_in(memory: Any, nbytes: int) -> Board:
         )
     if not fits or plan.nbytes > nbytes:
         raise UnreadableRunError(f"a board of {nbytes} bytes is not whole, or its header is wrong")
-    return Board(memory, plan)
+    return plan

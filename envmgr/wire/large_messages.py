@@ -5,7 +5,9 @@ A pipe takes 64 KiB at a time, and each time wakes the other side. So large arra
 buffer, and the frame says where. The parent copies them out, and then writes the number of the
 message into the buffer. Once this is the latest message, the buffer is empty, and is filled from
 its beginning again. What does not fit goes through the pipe. A buffer is a hole in a sparse file
-until it is written to.
+until it is written to. The parent makes a hole of a very large message again, such as a snapshot,
+once it has read it: the worker may have nothing to send for long. It knows that from the size, and
+has the memory allocated again before it is next written to.
 """
 
 from __future__ import annotations
@@ -27,12 +29,17 @@ LARGE_BYTES = 1 << 14
 
 BUFFER_BYTES = 1 << 26
 
+HOLE_BYTES = 1 << 24
+"""The memory of a message that is as large as this is freed once it was read. That of others is
+kept: to allocate it again takes longer than to copy it."""
+
 IN_BUFFER = 0x80
 """Bit of the operation of a frame whose payload is in the buffer of its host."""
 
 _FIRST_BUFFER = 1 << 40  # in the file: behind all else that it may ever hold
 _BEGIN = 64  # in a buffer: behind the number of the message that was read last
 _PART_BYTES = 1 << 12  # smaller arrays stay in the pickle
+_STEP_BYTES = 1 << 20  # of large buffers; smaller ones are doubled
 _MOST_PARTS = 1000  # that one system call reads
 _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QQI")
@@ -56,6 +63,7 @@ class LargeMessageBuffer:
         self._offset = offset
         self._memory: mmap.mmap | None = None
         self._is_used = False
+        self._has_holes = False
         self._number = 0
         self._end = _BEGIN
 
@@ -100,14 +108,17 @@ class LargeMessageBuffer:
     def _write(self, parts: list[Any]) -> int | None:
         """Write parts into the buffer, and return where; None if there is no memory."""
         memory = self._memory
-        if memory is not None and _NUMBER.unpack_from(memory)[0] == self._number:
+        is_empty = memory is not None and _NUMBER.unpack_from(memory)[0] == self._number
+        if is_empty:
             self._end = _BEGIN
         start, end = self._end, self._end + sum(map(len, parts))
-        if memory is None or end > len(memory):
+        if memory is None or end > len(memory) or (is_empty and self._has_holes):
             try:
                 memory = self._memory = self._opened(end)
             except OSError:  # no memory, or no fd; or the file may not be so large
                 return None
+            self._has_holes = self._has_holes and not is_empty
+        self._has_holes = self._has_holes or end - start >= HOLE_BYTES
         for part in parts:
             memory[self._end : self._end + len(part)] = part
             self._end += len(part)
@@ -117,7 +128,8 @@ class LargeMessageBuffer:
         """Return at least so much of the buffer, with all its pages, so that no write can fail."""
         if nbytes > BUFFER_BYTES:
             raise OSError("the buffer is full")
-        nbytes = max(LARGE_BYTES, 1 << (nbytes - 1).bit_length())
+        doubled = max(LARGE_BYTES, 1 << (nbytes - 1).bit_length())
+        nbytes = min(doubled, -(-nbytes // _STEP_BYTES) * _STEP_BYTES)
         os.posix_fallocate(self._fd, self._offset, nbytes)
         return mmap.mmap(self._fd, nbytes, offset=self._offset)
 
@@ -156,14 +168,26 @@ class LargeMessageBuffers:
         return frame._replace(op=frame.op & ~IN_BUFFER, body=parts[0]).message(parts[1:])
 
     def free(self, frame: Frame, host_id: int) -> None:
-        """Give the host back the memory of a message, and of all messages before it."""
+        """Give the host back the memory of a message, and of all messages before it; idempotent."""
+        at, (number, start, _) = buffer_offset(host_id), _HEAD.unpack_from(frame.body)
         with contextlib.suppress(OSError):  # then the host uses its pipe when the buffer is full
-            os.pwrite(self._fd, frame.body[: _NUMBER.size], buffer_offset(host_id))
+            latest = os.pread(self._fd, _NUMBER.size, at)
+            if number <= _NUMBER.unpack(latest)[0]:
+                return  # the host may have something else there already
+            end = start + sum(length for (length,) in _NUMBER.iter_unpack(frame.body[_HEAD.size :]))
+            if end - start >= HOLE_BYTES:  # before the host knows that it may write there
+                self._make_hole(at + start, at + end)
+            os.pwrite(self._fd, _NUMBER.pack(number), at)
 
     def give_back(self, host_id: int) -> None:
         """Free the memory of the buffer of a host that is dead."""
         start = buffer_offset(host_id)
-        nbytes = min(os.fstat(self._fd).st_size - start, BUFFER_BYTES)
+        self._make_hole(start, min(os.fstat(self._fd).st_size, start + BUFFER_BYTES))
+
+    def _make_hole(self, start: int, end: int) -> None:
+        """Free the whole pages of a part of the file."""
+        start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        nbytes = end // mmap.PAGESIZE * mmap.PAGESIZE - start
         if nbytes > 0:
-            with contextlib.suppress(OSError), mmap.mmap(self._fd, nbytes, offset=start) as buffer:
-                buffer.madvise(mmap.MADV_REMOVE)
+            with contextlib.suppress(OSError), mmap.mmap(self._fd, nbytes, offset=start) as part:
+                part.madvise(mmap.MADV_REMOVE)

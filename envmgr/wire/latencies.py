@@ -26,6 +26,9 @@ SUM, MAX = N_BUCKETS, N_BUCKETS + 1
 NUMBERS = N_BUCKETS + 2
 """How many numbers a row has: the count of each bucket, the sum in seconds, the longest time."""
 
+_MOST = 2.0**53
+"""More is no count and no time; sums of less are exact, and never infinite."""
+
 Numbers = npt.NDArray[np.float64]
 
 BOUNDS: Numbers = np.array(
@@ -68,7 +71,7 @@ def counts_of(rows: Numbers) -> Numbers:
 
 def sane(rows: Numbers) -> Numbers:
     """Return rows that hosts have written, without what only a broken host writes."""
-    return np.nan_to_num(np.maximum(rows, 0.0), nan=0.0, posinf=0.0)
+    return np.where((rows > 0.0) & (rows < _MOST), rows, 0.0)
 
 
 def quantiles(rows: Numbers, parts: Sequence[float]) -> Numbers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -77,6 +78,13 @@ def header(**changes: Any) -> bytes:
     return json.dumps({"envmgr_board": 1, **PLAN._asdict(), **changes}).encode()
 
 
+def board_of(content: bytes) -> Board:
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        return board_in(file.fileno())
+
+
 @pytest.mark.parametrize(
     ("start", "text"),
     [
@@ -87,22 +95,28 @@ def header(**changes: Any) -> bytes:
         (header(envmgr_board=2), "version 2"),
         (header(env_num="3"), "header is wrong"),
         (header(total=-1), "header is wrong"),
-        (header(total=10**9), "not whole"),
-        (header(n_hosts=10**30), "not whole"),
+        (b"[" * 4000, "no board"),
+        (header(total=10**5), "not whole"),
+        (header(total=10**9), "header is wrong"),
+        (header(total=2**61), "header is wrong"),
+        (header(total=2), "header is wrong"),  # fewer than there are envs
+        (header(n_hosts=10**30), "header is wrong"),
+        (header(latencies=10**6), "header is wrong"),
+        (header(latencies=1), "header is wrong"),
+        (header(kind=7), "header is wrong"),
     ],
 )
 def test_what_is_no_board_is_refused(start: bytes, text: str) -> None:
-    memory = start.ljust(PLAN.nbytes, b"\0")
     with pytest.raises(UnreadableRunError, match=text):
-        board_in(memory, len(memory))
+        board_of(start.ljust(PLAN.nbytes, b"\0"))
 
 
 def test_a_board_that_is_cut_short_is_refused() -> None:
     memory = header().ljust(PLAN.nbytes, b"\0")
-    assert board_in(memory, len(memory)).plan == PLAN
+    assert board_of(memory).plan == PLAN
     for size in (PLAN.nbytes - 8, HEADER_BYTES):
         with pytest.raises(UnreadableRunError, match="not whole"):
-            board_in(memory[:size], size)
+            board_of(memory[:size])
 
 
 class TestSignals:

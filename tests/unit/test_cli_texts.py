@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 import yaml
 from rich.console import Console
 
-from envmgr.cli.exit_codes import OutputGoneError
+from envmgr.cli import check, main
+from envmgr.cli.exit_codes import OutputGoneError, say
 from envmgr.cli.figures import STDOUT, write_json
 from envmgr.cli.listing import annotated_yaml
 from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.texts import (
+    echo,
     error_text,
     failures_text,
     paragraph,
@@ -35,6 +38,7 @@ from envmgr.errors import (
     FailuresExhaustedError,
     LaunchError,
 )
+from envmgr.testing.checkup import Finding, Level
 from envmgr.texts import counted, env_ids_text, number
 from tests.unit.collect_fakes import FakeManager, answer_zero
 
@@ -438,3 +442,67 @@ def test_figures_that_are_not_finite_are_null_in_files(capsys: pytest.CaptureFix
         "rows": [None, None, 0.1, 1 << 70],
         "text": "Infinity \ud800",
     }
+
+
+ODD = "\x1b]0;owned\x07\x1b[2J\x9b1m\u202e\u061c\u200b\u2060\ufeff"
+SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b1m\u202e\u061c\u200b\u2060\ufeff"
+
+
+class TestTheTerminalIsNotCommanded:
+    def printed(self, capsys: pytest.CaptureFixture[str]) -> str:
+        captured = capsys.readouterr()
+        text = captured.out + captured.err
+        assert SHOWN in text
+        assert all(letter == "\n" or letter.isprintable() for letter in text)
+        return text
+
+    @pytest.mark.parametrize("err", [False, True])
+    def test_by_last_words_and_others(self, err: bool, capsys: pytest.CaptureFixture[str]) -> None:
+        say(f"error: {ODD}", err=err)
+        echo(ODD, err=err)
+        self.printed(capsys)
+
+    def test_by_progress(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for progress in (
+            PlainProgress(Goal(50, "steps")),
+            LiveProgress(Goal(50, "steps"), Console(width=1000)),
+        ):
+            progress.log(f"warning: {ODD}")
+            self.printed(capsys)
+
+    def test_by_tables(self, capsys: pytest.CaptureFixture[str]) -> None:
+        print_table(Console(width=1000), ("failures",), [(ODD,)])
+        self.printed(capsys)
+
+    def test_by_findings(self, capsys: pytest.CaptureFixture[str]) -> None:
+        check._print(Finding("spaces", Level.PROBLEM, f"{ODD}\n{ODD}", ODD))
+        self.printed(capsys)
+
+    def test_by_events_of_a_timeline(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        event = {"ph": "X", "cat": "env", "name": f"{ODD}\nenv step", "dur": 1.0}
+        found = {"otherData": {"envmgr_trace": 1}, "traceEvents": [event]}
+        (tmp_path / "trace.json").write_text(json.dumps(found))
+        assert main(["trace", str(tmp_path / "trace.json")]) == 0
+        assert len(self.printed(capsys).splitlines()) == 2
+
+    def test_by_errors_of_a_config(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        text = json.dumps({"manager": {"worker_env": {"set": {f"A{ODD}": "1"}}}})
+        (tmp_path / "config.yaml").write_text(text)
+        assert main(["show", str(tmp_path / "config.yaml")]) == 2
+        self.printed(capsys)
+
+    def test_by_a_config_that_stays_one_in_a_file(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, kwargs = tmp_path / "config.yaml", {"goal": f"a{ODD}\u202eb", "name": "a\u202eb"}
+        path.write_text(json.dumps({"env": {"id": "CartPole-v1", "kwargs": kwargs}}))
+        assert main(["show", str(path)]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["env"]["kwargs"] == kwargs
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        assert main(["show", str(path)]) == 0
+        text = capsys.readouterr().out
+        assert all(letter == "\n" or letter.isprintable() for letter in text)

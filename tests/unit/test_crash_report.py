@@ -175,12 +175,13 @@ def test_stacks_go_into_a_file_that_others_find_and_empty(
 ) -> None:
     record(words, 2, monkeypatch)
     _, fd = reports
-    path = stacks._file_of(os.getpid())
-    assert path is not None
+    file = stacks._file_of(os.getpid())
+    assert file is not None
     for text in ("first\n", "second, which is longer\n"):
-        os.truncate(path, 0)
+        os.ftruncate(file, 0)
         os.write(fd, text.encode())
-        assert stacks._read(path) == text, "written at the end, which is the beginning again"
+        assert stacks._read(file) == text, "written at the end, which is the beginning again"
+    os.close(file)
     assert words.take(2) == "", "they are no last words"
     assert stacks._file_of(2**22 + 1) is None, "there is no such process"
 
@@ -196,6 +197,22 @@ def test_a_process_that_is_no_worker_is_not_sent_the_signal() -> None:
     assert asker.of(process.pid) == "", "it is gone"
 
 
+@pytest.mark.parametrize("which", range(4))
+def test_a_process_of_another_user_is_not_sent_the_signal(
+    which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [str(os.geteuid())] * 4
+    status = {"State": "S", "SigCgt": f"{1 << (STACKS_SIGNAL or 1) - 1:x}"}
+    monkeypatch.setattr(os, "getsid", lambda pid: pid)
+    assert stacks._listens(1, {**status, "Uid": "\t".join(ids)})
+    ids[which] = "4711"
+    theirs = {**status, "Uid": "\t".join(ids)}
+    assert not stacks._listens(1, theirs)
+    monkeypatch.setattr(stacks, "status_of", lambda pid: theirs)
+    monkeypatch.setattr(os, "kill", None)
+    assert Stacks().of(1).startswith("no stacks: process 1 is another user's")
+
+
 def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Have every process be a worker that listens, and time pass when somebody sleeps."""
     clock = [100.0]
@@ -205,10 +222,10 @@ def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     times = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     monkeypatch.setattr(stacks, "time", times)
-    calls = {"kill": lambda *_: None, "truncate": lambda *_: None}
-    monkeypatch.setattr(stacks, "os", SimpleNamespace(**calls))
-    monkeypatch.setattr(stacks, "_file_of", lambda pid: "")
-    monkeypatch.setattr(stacks, "_read", lambda path: "")
+    calls = dict.fromkeys(["kill", "ftruncate", "close"], lambda *_: None)
+    monkeypatch.setattr(stacks, "os", SimpleNamespace(**calls, geteuid=os.geteuid))
+    monkeypatch.setattr(stacks, "_file_of", lambda pid: -1)
+    monkeypatch.setattr(stacks, "_read", lambda file: "")
     monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": "S"})
     monkeypatch.setattr(stacks, "_listens", lambda pid, status: True)
     monkeypatch.setattr(stacks, "_patience_s", lambda pid: 0.1)
@@ -232,7 +249,7 @@ def test_many_that_do_not_answer_are_not_waited_for_one_after_another(
 def test_an_answer_is_read_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = pass_time_by_looking(monkeypatch)
     written = lambda: int((clock[0] - 100.0) * 1e5)  # noqa: E731
-    monkeypatch.setattr(stacks, "_read", lambda path: STACKS[: written()])
+    monkeypatch.setattr(stacks, "_read", lambda file: STACKS[: written()])
     monkeypatch.setattr(stacks, "_patience_s", lambda pid: inf if written() < len(STACKS) else 0.1)
     assert Stacks().of(1) == OF_ENVS
     assert clock[0] - 100.0 < 0.05
@@ -245,7 +262,7 @@ def test_a_worker_that_has_no_core_is_waited_for(
     clock = pass_time_by_looking(monkeypatch)
     has_none = lambda: clock[0] < 100.3  # noqa: E731
     monkeypatch.setattr(stacks, "_patience_s", lambda pid: inf if has_none() else 0.1)
-    monkeypatch.setattr(stacks, "_read", lambda path: shown if has_none() else STACKS)
+    monkeypatch.setattr(stacks, "_read", lambda file: shown if has_none() else STACKS)
     assert Stacks().of(1) == OF_ENVS
     assert 0.3 <= clock[0] - 100.0 < 0.35
 
@@ -261,7 +278,7 @@ def test_what_is_written_between_two_looks_at_it_is_read(monkeypatch: pytest.Mon
         return found
 
     monkeypatch.setattr(stacks, "_patience_s", lambda pid: look(inf, 0.1))
-    monkeypatch.setattr(stacks, "_read", lambda path: look("", STACKS))
+    monkeypatch.setattr(stacks, "_read", lambda file: look("", STACKS))
     assert Stacks().of(1) == OF_ENVS
 
 

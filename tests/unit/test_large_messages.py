@@ -24,6 +24,7 @@ from envmgr.wire.channel import FrameChannel
 from envmgr.wire.frames import Frame, FrameError, split_frame
 from envmgr.wire.large_messages import (
     BUFFER_BYTES,
+    HOLE_BYTES,
     IN_BUFFER,
     LARGE_BYTES,
     LargeMessageBuffer,
@@ -230,6 +231,54 @@ def test_the_memory_of_dead_hosts_is_given_back_and_that_of_others_is_not(both: 
     both.buffers.give_back(HOST + 7)
     assert both.nbytes <= before - 10 * LARGE
     assert both.buffers.message(kept, HOST + 1).payload[0] == 5
+
+
+def test_the_memory_of_a_very_large_message_is_free_once_it_was_read(both: Both) -> None:
+    small = both.sent(arrays(fill=3))
+    large = both.sent(arrays(3 * HOLE_BYTES, fill=5))
+    last = both.sent(arrays(fill=7))
+    assert both.nbytes > 3 * HOLE_BYTES
+    assert both.read(large)[-1] == 5
+    assert both.nbytes > 3 * HOLE_BYTES
+    assert both.read(small)[0] == 3
+    both.buffers.free(small, HOST)
+    both.buffers.free(large, HOST)
+    assert both.nbytes < 1 << 21, "without another message"
+    assert both.read(last)[0] == 7
+    both.buffers.free(last, HOST)
+    for n in (HOLE_BYTES - 1000, HOLE_BYTES, 2 * HOLE_BYTES):
+        frame = both.sent(arrays(n, fill=9))
+        assert frame.op & IN_BUFFER
+        assert both.nbytes > n, "no write finds no memory"
+        assert both.read(frame).all()
+        both.buffers.free(frame, HOST)
+    assert both.nbytes < 1 << 21
+
+
+def test_memory_is_not_freed_twice(both: Both) -> None:
+    frames = [both.sent(arrays(n)) for n in (HOLE_BYTES, LARGE, HOLE_BYTES, LARGE)]
+    for frame in frames:
+        both.buffers.free(frame, HOST)
+    again = both.sent(arrays(2 * HOLE_BYTES, fill=5))
+    for frame in frames:  # after an interrupt
+        both.buffers.free(frame, HOST)
+    assert (both.read(again) == 5).all()
+
+
+def test_holes_that_no_memory_is_left_for_are_not_written_to(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    both.through(arrays(HOLE_BYTES))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", refuse)
+        for _ in range(2):
+            assert not both.sent(arrays()).op & IN_BUFFER
+    both.through(arrays())
+    assert both.sent(arrays()).op & IN_BUFFER
+    assert both.nbytes < 1 << 21
 
 
 # -- interrupts -----------------------------------------------------------------------------------

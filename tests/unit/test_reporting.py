@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from envmgr.cli.report import execute
+from envmgr.config import MAX_ENV_NUM
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.reporting.charts import lines, times
 from envmgr.reporting.figures import MOST_ENVS, MOST_POINTS, figures_of
@@ -308,7 +309,7 @@ class TestPage:
             "]]> <!-- \x00\x1b[31m\u202e\ud800 <svg/onload=alert(3)>\n  File 'a.py', line 3"
         )
         lost = [episode(i, abnormal=True, failure=text) for i in range(3)]
-        changes = dict.fromkeys(("env", "policy", "error", "ending", "seed"), text)
+        changes = dict.fromkeys(("env", "policy", "error", "ending"), text)
         run = make_run(episodes=lost, versions={text: text}, **changes)
         (run / "config.yaml").write_text(text, errors="replace")
         found = seen(execute([str(run)], None))
@@ -435,7 +436,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("runs", "out", "said"),
         [
-            (["log.json"], None, "replace 'log.json', which"),
+            (["log.json"], None, "replace 'log.html', which"),
             (["log.html"], None, "replace 'log.html', which"),
             (["log.json", "run"], "log.htm", "replace 'log.json', which"),
             (["log.json", "run"], "./link.html", "replace 'link.json', which"),
@@ -622,3 +623,74 @@ class TestWhatOthersPutThere:
         (picture,) = pictures_in(tmp_path)
         assert picture.data == ""
         assert asked == [MOST_BYTES + 1]
+
+
+NESTED: list[Any] = []
+for _ in range(700):
+    NESTED = [NESTED]
+
+
+class TestCrafted:
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"stats": {"latency": {"step": latency([0.0] * (MAX_ENV_NUM + 1))}}},
+            {"stats": {"failures_by_env": {str(2 * MAX_ENV_NUM): 1}}},
+            {"stats": {"failures_by_kind": {f"Kind{i}": 1 for i in range(2000)}}},
+            {"stats": {"latest_failures": [""] * 2000}},
+            {"seed": NESTED},
+            {"seed": {"0": NESTED}},
+            {"resumed": [{"at": NESTED}]},
+            {"resumed": [{"at": "noon", "more": NESTED, "seed": NESTED}]},
+            {"versions": {f"package{i}": "1" for i in range(2000)}},
+        ],
+    )
+    def test_summaries_that_no_run_writes_are_not_read(
+        self, make_run: Callable[..., Path], changes: dict[str, Any]
+    ) -> None:
+        run = make_run(**changes)
+        found = read_run(run)
+        assert found.summary is None
+        assert "summary.json is not whole, or none of envmgr" in found.unread[0]
+        execute([str(run)], None)
+
+    @pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", "Infinity"])
+    def test_figures_that_are_not_finite_are_none_beside_half_a_letter_too(
+        self, make_run: Callable[..., Path], value: str
+    ) -> None:
+        run = make_run(error="\ud800")
+        text = (run / "summary.json").read_text()
+        for figure in ("20.0", "1000.0", "19.5"):
+            (run / "summary.json").write_text(text.replace(figure, value))
+            assert "is not whole, or none of envmgr" in read_run(run).unread[0]
+            execute([str(run)], None)
+
+    @pytest.mark.parametrize("returned", ["9" * 400, "[" * 990 + "]" * 990, "1e999"])
+    def test_returns_that_are_no_numbers_make_no_lines_of_a_log(
+        self, tmp_path: Path, returned: str
+    ) -> None:
+        line = {"envmgr_log": 1, "what": "episode", "time": 1.0, "env_id": 0}
+        text = json.dumps({**line, "outcome": "completed", "return": 7})
+        log = tmp_path / "log.jsonl"
+        log.write_text(text.replace("7", returned) + "\n")
+        with pytest.raises(UnreadableRunError, match="1 of 1 lines of log"):
+            read_run(log)
+        log.write_text(text + "\n" + text.replace("7", returned) + "\n" + text + "\n")
+        found = read_run(log)
+        assert found.returns.tolist() == [7.0, 7.0]
+        assert "1 of 3 lines of log.jsonl cannot be read; the first, line 2" in found.unread[0]
+
+    def test_a_log_of_many_causes_names_some(self, tmp_path: Path) -> None:
+        line = {"envmgr_log": 1, "what": "failure", "time": 1.0, "env_id": 0, "outcome": "failed"}
+        lines = [json.dumps({**line, "cause": f"Cause{i % 500}"}) for i in range(1000)]
+        (tmp_path / "log.jsonl").write_text("\n".join(lines))
+        causes = read_run(tmp_path / "log.jsonl").causes
+        assert causes is not None
+        assert len(causes) == 101
+        assert (causes["Cause0"], causes["others"]) == (2, 800)
+
+    def test_returns_whose_sum_is_too_large_are_left_out(
+        self, make_run: Callable[..., Path]
+    ) -> None:
+        run = make_run(episodes=[episode(0, **{"return": [1e308, 1e308]})])
+        assert figures_of(read_run(run))["envs"][0]["return_mean"] is None

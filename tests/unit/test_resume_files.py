@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from envmgr.cli import resume
 from envmgr.cli.output import LOCK, RunLock, locked
 from envmgr.cli.resume import ResumedFolder, _open_at, read_earlier
 from envmgr.cli.samples import Samples
@@ -113,3 +114,39 @@ def test_who_goes_on_is_not_waited_for(run: Path, monkeypatch: pytest.MonkeyPatc
     (run / PROCESS).write_text(json.dumps({"pid": 12}))
     with pytest.raises(ConfigError, match=r"is still going on, as process 12\. End it"):
         locked(run)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(1.0, []), (1.0, [1.0]), ([1.0], None), ([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])],
+)
+def test_returns_of_different_envs_are_refused(run: Path, first: Any, then: Any) -> None:
+    def write(*returns: Any) -> None:
+        lines = [json.dumps({**json.loads(line_of()), "return": one}) for one in returns]
+        (run / "episodes.jsonl").write_text("\n".join(lines) + "\n")
+
+    write(first, first)
+    assert read_earlier(run).statistics.episodes == 2
+    write(first, then)
+    with pytest.raises(UnreadableRunError, match="not all returns in it"):
+        read_earlier(run)
+
+
+def test_files_are_read_to_a_limit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "_LARGEST_FILE", 1000)
+    assert read_earlier(run).statistics.steps == 12
+    summary = {"ending": "done", "error": " " * 1000}
+    (run / "summary.json").write_text(json.dumps(summary))
+    resume.refuse_no_run(run)  # it is not read, so the run is not known to be complete
+    (run / "summary.json").unlink()
+    facts = (run / "run.json").read_bytes()
+    (run / "run.json").write_bytes(facts + b" " * 1000 + b"x")
+    assert read_earlier(run).statistics.steps == 12, "no more is read"
+    (run / "run.json").write_bytes(b" " * 1000 + facts)
+    with pytest.raises(UnreadableRunError, match=r"run.json' is not whole"):
+        read_earlier(run)
+    (run / "run.json").write_bytes(facts)
+    for end in ("", "\n"):  # which may be half a line, but of no run
+        (run / "episodes.jsonl").write_text(line_of() + line_of(failure="x" * 1000) + end)
+        with pytest.raises(UnreadableRunError, match=r"damaged.* line 2"):
+            read_earlier(run)

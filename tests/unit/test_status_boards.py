@@ -8,12 +8,14 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from envmgr.config import MAX_ENV_NUM
 from envmgr.core import board_writer
 from envmgr.core.board_writer import BoardWriter
 from envmgr.errors import UnreadableRunError
-from envmgr.observing import dump
+from envmgr.observing import dump, status_boards
 from envmgr.observing.dump import dump_of
 from envmgr.observing.status_boards import (
     PROCESS,
@@ -22,8 +24,18 @@ from envmgr.observing.status_boards import (
     process_facts,
 )
 from envmgr.observing.top_table import Top
+from envmgr.proc import memfds_of
+from envmgr.transport.process.stacks import Stacks
 from envmgr.untrusted import plain
-from envmgr.wire.board import Board, BoardPlan, board_in, put_text
+from envmgr.wire.board import (
+    HEADER_BYTES,
+    Board,
+    BoardPlan,
+    PostedBoard,
+    board_in,
+    put_text,
+)
+from envmgr.wire.latencies import NUMBERS
 from tests.rig import Rig
 
 
@@ -52,14 +64,96 @@ def test_managers_are_found_in_the_order_of_their_launches(monkeypatch: pytest.M
             writer.end()
 
 
-def test_a_board_without_a_number_is_read() -> None:
-    plan = BoardPlan(1, "subprocess", 3, 4, 2, 0, 7)
+def test_a_board_without_a_number_is_read(tmp_path: Path) -> None:
+    plan, file = BoardPlan(1, "subprocess", 3, 4, 2, 0, 7), tmp_path / "board"
     header = {"envmgr_board": 1, **plan._asdict()}
-    memory = json.dumps(header).encode().ljust(plan.nbytes, b"\0")
-    assert board_in(memory, len(memory)).plan == plan
+    file.write_bytes(json.dumps(header).encode().ljust(plan.nbytes, b"\0"))
+    with file.open("rb") as opened:
+        assert board_in(opened.fileno()).plan == plan
     del header["number"]
-    memory = json.dumps(header).encode().ljust(plan.nbytes, b"\0")
-    assert board_in(memory, len(memory)).plan == plan._replace(number=0)
+    file.write_bytes(json.dumps(header).encode().ljust(plan.nbytes, b"\0"))
+    with file.open("rb") as opened:
+        assert board_in(opened.fileno()).plan == plan._replace(number=0)
+
+
+def opened_memfds(name: str) -> list[str]:
+    """Return what is in the memory of a name that this process has open, having written there."""
+    found = []
+    for fd in memfds_of(os.getpid(), name, os.O_RDWR):
+        found.append(os.pread(fd, 100, 0).decode())
+        os.ftruncate(fd, 0)
+        os.close(fd)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes /proc")
+def test_a_file_that_takes_the_place_of_memory_is_neither_opened_nor_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").write_text("other")
+    other = os.open(tmp_path / "other", os.O_PATH)  # which is all that its owner lets one do
+    memory = os.memfd_create("envmgr-place")
+    os.write(memory, b"memory")
+    look = os.readlink
+
+    def replaced(path: str) -> str:
+        target = look(path)
+        if target.startswith("/memfd:envmgr-place "):
+            os.dup2(other, memory)
+        return target
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "readlink", replaced)
+            assert opened_memfds("envmgr-place") == []
+        assert look(f"/proc/self/fd/{memory}") == str(tmp_path / "other"), "it took its place"
+        assert (tmp_path / "other").read_text() == "other"
+    finally:
+        os.close(other)
+        os.close(memory)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes /proc")
+def test_only_memory_without_a_name_is_opened_whatever_paths_look_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").write_text("other")
+    os.mkfifo(tmp_path / "pipe")  # to open it would last for ever
+    fds = [os.open(tmp_path / name, os.O_PATH) for name in ("other", "pipe")]
+    fds.append(os.memfd_create("envmgr-any"))
+    os.write(fds[-1], b"memory")
+    look = os.readlink
+    ours = [f"{os.stat(fd).st_dev} {os.stat(fd).st_ino}" for fd in fds]
+
+    def looks_alike(path: str) -> str:
+        about = os.stat(path) if os.path.exists(path) else None
+        is_ours = about is not None and f"{about.st_dev} {about.st_ino}" in ours
+        return "/memfd:envmgr-alike (deleted)" if is_ours else look(path)
+
+    monkeypatch.setattr(os, "readlink", looks_alike)
+    try:
+        assert opened_memfds("envmgr-alike") == ["memory"]
+        assert (tmp_path / "other").read_text() == "other"
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes memfds")
+def test_memory_that_is_cut_while_it_is_read_is_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted = PostedBoard(BoardPlan(os.getpid(), "subprocess", 3, 4, 2))
+    fd, read = posted.fd, os.pread
+    assert fd is not None
+
+    def cut(file: int, n: int, offset: int) -> bytes:
+        if n > HEADER_BYTES:
+            os.ftruncate(fd, HEADER_BYTES)
+        return read(file, n, offset)
+
+    monkeypatch.setattr(os, "pread", cut)
+    with pytest.raises(UnreadableRunError, match="was cut"):
+        boards_of(os.getpid())
+    posted.close()
 
 
 def test_a_process_is_not_looked_for_in_what_is_no_file(tmp_path: Path) -> None:
@@ -79,6 +173,37 @@ def test_a_process_is_not_looked_for_in_what_is_no_file(tmp_path: Path) -> None:
             pid_of(str(tmp_path))
     file.write_text(json.dumps(process_facts()) + " " * 10_000 + "x")
     assert pid_of(str(tmp_path)) == os.getpid()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes memfds")
+def test_no_more_of_boards_is_read_than_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = BoardPlan(1, "subprocess", MAX_ENV_NUM, 2 * MAX_ENV_NUM, 2 * MAX_ENV_NUM, NUMBERS)
+    assert largest.nbytes < status_boards._MOST_OF_BOARDS
+    plan = BoardPlan(os.getpid(), "subprocess", 3, 4, 2)
+    posted = [PostedBoard(plan._replace(number=number)) for number in range(3)]
+    monkeypatch.setattr(status_boards, "_MOST_OF_BOARDS", 3 * plan.nbytes)
+    assert len(boards_of(os.getpid())) == 3
+    monkeypatch.setattr(status_boards, "_MOST_OF_BOARDS", 3 * plan.nbytes - 1)
+    with pytest.raises(UnreadableRunError, match="never have"):
+        boards_of(os.getpid())
+    for one in posted:
+        one.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_a_board_says_is_shown(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(seed)
+    plan = BoardPlan(1, "subprocess", 5, 7, 3, NUMBERS)
+    monkeypatch.setattr(Stacks, "of", lambda self, pid: "")
+    odd = np.array([np.nan, np.inf, -np.inf, 1e308, -1e308, 1e-308])
+    board = Board(bytearray(random.bytes(plan.nbytes)), plan)
+    for column in (board.looked_at, board.call_since, board.since, board.latencies):
+        column[...] = random.choice(odd, column.shape)
+    assert "manager of 5 envs" in dump_of([board])
+    top = Top("slowest")
+    for _ in range(2):
+        assert "5 envs" in top.text([board], 51.0)
+        board.looked_at[0], board.counters[...] = 50.0, 2**64 - 1
 
 
 ODD = "a\x1b]0;owned\x07\x1b[2Jb\rc\x9b1md"

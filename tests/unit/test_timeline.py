@@ -101,6 +101,18 @@ def test_of_a_sample_no_waits_are_made_up() -> None:
     assert of(found, "waits to be gathered") == of(found, "waits for the policy") == []
 
 
+ODD_EVENTS = (
+    "3",
+    "[3]",
+    '[{"name": 1, "ph": "X"}]',
+    '[{"name": "step", "ph": "X", "dur": "1"}]',
+    f'[{{"name": "step", "ph": "X", "dur": 1{"0" * 400}}}]',
+    '[{"name": "step", "ph": "X", "dur": 1e999}]',
+    '[{"name": "step", "ph": "X", "dur": NaN}]',
+    f'[{{"name": "step", "ph": "X", "cat": {"[" * 900}{"]" * 900}}}]',
+)
+
+
 def test_what_is_no_whole_timeline_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,10 +133,13 @@ def test_what_is_no_whole_timeline_is_refused(
         path.write_text(foreign)
         with pytest.raises(UnreadableRunError, match="no timeline that this envmgr"):
             read_trace(str(path))
-    for odd in ("3", "[3]", '[{"name": 1, "ph": "X"}]'):
+    for odd in ODD_EVENTS:
         path.write_text(f'{{"otherData": {{"envmgr_trace": 1}}, "traceEvents": {odd}}}')
         with pytest.raises(UnreadableRunError, match="no list of events"):
             read_trace(str(path))
+    path.write_text("[" * 100_000)
+    with pytest.raises(UnreadableRunError, match=r"no whole timeline: .* 0 events can be read"):
+        read_trace(str(path))
     path.write_bytes(b"\xff\xfe\x00")
     assert main(["trace", str(path)]) == 2
     assert "cannot be read" in capsys.readouterr().err

@@ -34,7 +34,11 @@ _MOST_BYTES = 1 << 16
 
 
 class Stacks:
-    """Asks workers for their stacks. Any process of their user can."""
+    """Asks workers for their stacks. Any process of their user can.
+
+    Nobody else does, not even root: what the processes of others seem to be is no reason to send
+    them signals, or to empty their files.
+    """
 
     def __init__(self) -> None:
         self._window_ends = self._left_s = 0.0
@@ -52,14 +56,22 @@ class Stacks:
         status = status_of(pid)
         if not status:
             return ""
-        path = _file_of(pid) if _listens(pid, status) else None
-        found = "" if path is None else self._asked(pid, path)
+        found = self._asked(pid) if _listens(pid, status) else ""
         return of_envs(found) or _without_stacks(pid, status)
 
-    def _asked(self, pid: int, path: str) -> str:
+    def _asked(self, pid: int) -> str:
+        file = _file_of(pid)
+        if file is None:
+            return ""
+        try:
+            return self._answer(pid, file)
+        finally:
+            os.close(file)
+
+    def _answer(self, pid: int, file: int) -> str:
         text = ""
         with contextlib.suppress(OSError):  # it has ended
-            os.truncate(path, 0)
+            os.ftruncate(file, 0)
             os.kill(pid, STACKS_SIGNAL or 0)
             began = time.monotonic()
             if began > self._window_ends:
@@ -70,7 +82,7 @@ class Stacks:
                 time.sleep(_LOOK_EVERY_S)
                 # Before the file is read: what is written between the two is in it.
                 patience_s = _patience_s(pid)
-                text = _read(path)
+                text = _read(file)
                 waited_s = time.monotonic() - began
                 if waited_s >= patience_s or (text and patience_s != inf):
                     break
@@ -79,17 +91,16 @@ class Stacks:
         return text
 
 
-def _file_of(pid: int) -> str | None:
-    """Return the path of the file that a worker writes its stacks into; None if it has none."""
+def _file_of(pid: int) -> int | None:
+    """Open the file that a worker writes its stacks into; None if it has none."""
     try:
-        return next(memfds_of(pid, STACKS_FILE), None)
+        return next(memfds_of(pid, STACKS_FILE, os.O_RDWR), None)
     except OSError:
         return None
 
 
-def _read(path: str) -> str:
-    with open(path, "rb") as file:
-        return file.read(_MOST_BYTES).decode(errors="replace")
+def _read(file: int) -> str:
+    return os.pread(file, _MOST_BYTES, 0).decode(errors="replace")
 
 
 def of_envs(stacks: str) -> str:
@@ -113,12 +124,17 @@ def _of_env(lines: list[str]) -> list[str]:
 
 def _listens(pid: int, status: dict[str, str]) -> bool:
     """Return whether a process is a worker that handles the signal; others would die of it."""
-    if STACKS_SIGNAL is None or status.get("State", "Z").startswith("Z"):
+    if STACKS_SIGNAL is None or status.get("State", "Z").startswith("Z") or not _is_ours(status):
         return False
     try:
         return os.getsid(pid) == pid and bool(int(status["SigCgt"], 16) >> STACKS_SIGNAL - 1 & 1)
     except (OSError, KeyError, ValueError):
         return False
+
+
+def _is_ours(status: dict[str, str]) -> bool:
+    """Return whether a process is this user's: all of its user ids are."""
+    return set(status.get("Uid", "").split()) == {str(os.geteuid())}
 
 
 def _patience_s(pid: int) -> float:
@@ -164,7 +180,7 @@ def _without_stacks(pid: int, status: dict[str, str]) -> str:
         f"{cpu_s:.1f} s of CPU used",
         f"memory {status.get('VmRSS', '?')}",
     ]
-    return (
-        f"no stacks: process {pid} blocks the signal that asks for them, is stopped, or has not "
-        f"begun ({', '.join(filter(None, facts))})"
-    )
+    why = "blocks the signal that asks for them, is stopped, or has not begun"
+    if not _is_ours(status):
+        why = "is another user's, who alone can ask for them"
+    return f"no stacks: process {pid} {why} ({', '.join(filter(None, facts))})"
