@@ -16,9 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from envmgr.collect import EpisodeRecord
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.observing.status_boards import PROCESS, facts_in, process_facts
-from envmgr.reporting.files import CONFIG, EPISODES, RESULTS, RUN, SUMMARY
+from envmgr.reporting.files import (
+    CONFIG,
+    EPISODES,
+    RESULTS,
+    RUN,
+    SUMMARY,
+    TENSORBOARD,
+    VIDEOS,
+    WANDB,
+)
 from envmgr.untrusted import opened_itself
 from envmgr.whole_files import write_whole
 
@@ -173,6 +182,26 @@ class RunFolder:
         for folder in reversed(self._made):
             with contextlib.suppress(OSError):  # somebody else's file is in it
                 folder.rmdir()
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse a folder with results that lead elsewhere, where more would be written.
+
+    Raises:
+        UnreadableRunError: one is a link, or a file is none.
+    """
+    for name in (*RESULTS, VIDEOS, TENSORBOARD, WANDB):
+        place = path / name
+        if place.is_symlink():
+            raise UnreadableRunError(
+                f"the run in {str(path)!r} cannot be gone on with: its {name} is a link, which is "
+                "not followed. Put there what it leads to, or begin another run."
+            )
+        if name in RESULTS and place.exists() and not place.is_file():
+            raise UnreadableRunError(
+                f"the run in {str(path)!r} cannot be gone on with: its {name} is no file. Remove "
+                "it, or begin another run."
+            )
 
 
 def default_path(config: str, now: datetime) -> Path:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from envmgr.cli.output import RunFolder, locked
+from envmgr.cli.output import RunFolder, locked, refuse_links
 from envmgr.collect import CollectStatistics, EpisodeRecord
 from envmgr.config import to_plain
 from envmgr.config.allow_list import LISTS
@@ -221,13 +221,14 @@ class ResumedFolder(RunFolder):
         """Read what is there, and lock it against other writers.
 
         Raises:
-            UnreadableRunError: it is no folder of a run, or not whole.
+            UnreadableRunError: it is no folder of a run, not whole, or parts of it are links.
             ConfigError: the run is complete, or goes on; or the folder cannot be written.
         """
         refuse_no_run(self.path)
         self._lock = locked(self.path)
         try:
             self.earlier = read_earlier(self.path)
+            refuse_links(self.path)
         except BaseException:
             self.discard()
             raise

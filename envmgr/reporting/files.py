@@ -14,6 +14,7 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 EPISODES, CONFIG, SUMMARY = "episodes.jsonl", "config.yaml", "summary.json"
 SAMPLES, VIDEOS = "samples.jsonl", "videos"
+TENSORBOARD, WANDB = "tensorboard", "wandb"
 PAGE, FIGURES = "report.html", "report.json"
 METRICS = "metrics.csv"
 
