@@ -116,7 +116,8 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
         return None
     given = options.output or resolved.values.collect.output
     is_files = resolved.origins["collect.output"].source is Source.FILE
-    if options.output is None and given is not None and is_files:
+    is_of_file = options.output is None and given is not None and is_files
+    if is_of_file:
         check_output(given)  # links may have been made since
     # Local time: it is for people, who look for the run of this afternoon.
     now = datetime.now().astimezone()
@@ -124,6 +125,6 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
     # A name that is no text, which JSON cannot hold, is shown as Python shows it.
     config = os.fsencode(os.path.abspath(options.config)).decode(errors="backslashreplace")
     facts = RunFacts(config, now.isoformat(timespec="seconds"))
-    folder = RunFolder(path, force=options.force, facts=facts.as_json())
+    folder = RunFolder(path, force=options.force, facts=facts.as_json(), is_of_file=is_of_file)
     folder.prepare()
     return folder

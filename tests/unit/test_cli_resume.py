@@ -168,7 +168,7 @@ class TestTheFolder:
             ResumedFolder(run).prepare()
 
     def test_of_a_run_that_goes_on_is_refused(self, run: Path) -> None:
-        (run / "process.json").write_text('{"pid": 4711}')
+        (run / "process.json").write_text('{"pid": 4711, "started": "", "host": ""}')
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         other = context.Process(target=_hold, args=(run, theirs))

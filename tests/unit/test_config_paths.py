@@ -8,7 +8,7 @@ import pytest
 
 from envmgr.cli.prepare import RunOptions, folder_of
 from envmgr.config_file import load_config, resolve_config
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.testing import FaultyEnv
 
 
@@ -72,6 +72,40 @@ def test_results_may_go_below_it(here: Path) -> None:
         assert folder is not None
         assert folder.path.resolve().is_relative_to(here)
         folder.discard()
+
+
+@pytest.mark.parametrize("path", [".", "mine"])
+def test_results_do_not_go_where_files_of_others_are(here: Path, path: str) -> None:
+    (here / "mine").mkdir()
+    file = write(here, f"collect: {{output: {path}}}\n")
+    for name in ("summary.json", "notes.txt", "run.json"):
+        (here / path / name).write_text("{}")
+    before = {one: one.read_text() for one in here.rglob("*") if one.is_file()}
+    for force in (False, True):
+        options = RunOptions(str(file), force=force)
+        with pytest.raises(ConfigError, match=r"holds \d files \(.* --output on the command"):
+            folder_of(options, resolve_config(file))
+    assert {one: one.read_text() for one in here.rglob("*") if one.is_file()} == before
+
+
+def test_results_may_take_the_place_of_those_of_a_run(here: Path) -> None:
+    file = write(here, "collect: {output: out}\n")
+    options = RunOptions(str(file), force=True)
+    first = folder_of(options, resolve_config(file))
+    assert first is not None
+    first.begin("env: {}\n")
+    with pytest.raises(ConfigError, match="still going on, as process"):
+        folder_of(options, resolve_config(file))
+    first.close()
+    (here / "out" / "videos").symlink_to(here.parent / "elsewhere")
+    with pytest.raises(UnreadableRunError, match="its videos is a link"):
+        folder_of(options, resolve_config(file))
+    (here / "out" / "videos").unlink()
+    with pytest.raises(ConfigError, match="holds the results of another run"):
+        folder_of(RunOptions(str(file)), resolve_config(file))
+    second = folder_of(options, resolve_config(file))
+    assert second is not None
+    second.discard()
 
 
 def test_who_runs_a_config_may_send_its_results_anywhere(here: Path, tmp_path: Path) -> None:
