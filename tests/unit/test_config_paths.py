@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
 
 from envmgr.cli.prepare import RunOptions, folder_of
+from envmgr.config.paths import check_confined
 from envmgr.config_file import load_config, resolve_config
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.testing import FaultyEnv
@@ -35,6 +37,7 @@ ESCAPES = [
     "link/x",
     "~/x",
     "~nobody-of-that-name/x",
+    "./~root/x",
     "loop/x",
     '"a\\0b"',
     '"\\ud800"',
@@ -53,6 +56,35 @@ def test_results_do_not_leave_the_working_directory(here: Path, path: str) -> No
     with pytest.raises(ConfigError, match=r"^collect\.output is "):
         folder_of(RunOptions(str(file)), resolve_config(file))
     assert list(here.parent.joinpath("elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["/net/host/x", "~somebody/x", "./~somebody/x", "./~/x", "../x"])
+def test_what_leads_out_by_what_it_says_is_not_even_looked_up(
+    here: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    looked_up: list[str] = []
+    monkeypatch.setattr(pwd, "getpwnam", looked_up.append)
+    resolve = Path.resolve
+    monkeypatch.setattr(Path, "resolve", lambda p: looked_up.append(str(p)) or resolve(p))
+    with pytest.raises(ConfigError, match=r"^manager\.worker_log is .* may name folders below"):
+        check_confined(path, "manager.worker_log", "")
+    assert looked_up == []
+    check_confined("out", "manager.worker_log", "")
+    assert looked_up
+
+
+def test_the_working_directory_may_be_named_through_a_link(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seen").symlink_to(here)
+    named = str(tmp_path / "seen" / "out")
+    with pytest.raises(ConfigError, match="leads to"):
+        check_confined(named, "collect.output", "")  # nothing says that it leads here
+    monkeypatch.setenv("PWD", str(tmp_path / "seen"))
+    check_confined(named, "collect.output", "")
+    monkeypatch.setenv("PWD", str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match="leads to"):
+        check_confined(str(tmp_path / "elsewhere" / "out"), "collect.output", "")
 
 
 def test_logs_of_workers_do_not_leave_it(here: Path) -> None:
