@@ -2,9 +2,9 @@
 
 A config may come from anywhere, and its results are written with the rights of whoever runs it. So
 what a file names has to be below the working directory, where the results of runs go by default,
-and not hidden there; symbolic links are followed to see where it leads, but only if what it says
-is below. Whoever runs it may name
-any other place, on the command line or in code.
+and not hidden there. What it says is looked at first: a path that says to lead elsewhere is not
+looked up. Then symbolic links are followed to see where it leads. Whoever runs it may name any
+other place, on the command line or in code.
 """
 
 from __future__ import annotations
