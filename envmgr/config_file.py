@@ -101,17 +101,40 @@ def resolve_config(
 
     The arguments and errors are those of `load_config`.
     """
+    lists = {"allow_imports": allow_imports, "allow_env": allow_env, "allow": allow}
+    return _resolved(source, set, lists)
+
+
+def resolve_config_of_run(
+    file: str | os.PathLike[str],
+    *,
+    set: Sequence[str] = (),
+    allow_imports: Sequence[str] | None = None,
+    allow_env: Sequence[str] | None = None,
+    allow: Sequence[str] | None = None,
+) -> ResolvedConfig:
+    """Return likewise the config of a run that is resumed: modules beside it are not allowed."""
+    lists = {"allow_imports": allow_imports, "allow_env": allow_env, "allow": allow}
+    return _resolved(file, set, lists, is_of_run=True)
+
+
+def _resolved(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    overrides: Sequence[str],
+    lists: Mapping[str, Sequence[str] | None],
+    *,
+    is_of_run: bool = False,
+) -> ResolvedConfig:
     policy: FilePolicy | None = None
     if isinstance(source, Mapping):
         given, origin = to_plain(source), Origin(Source.CODE)
     else:
         source = _checked_path(source)
         given, origin = to_plain(read_config_file(source)), Origin(Source.FILE, source)
-        lists = {"allow_imports": allow_imports, "allow_env": allow_env, "allow": allow}
-        policy = file_policy(lists, Path(source))
+        policy = file_policy(lists, Path(source), is_of_run=is_of_run)
         _check_keys_to_allow(policy)
     origins: dict[_Path, Origin] = dict.fromkeys(_leaves(given), origin)
-    for override in _checked_overrides(set):
+    for override in _checked_overrides(overrides):
         _apply_override(given, override, origins)
     _check_sections(given)
 

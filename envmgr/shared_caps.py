@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import stat
 import tempfile
 import threading
@@ -173,7 +174,11 @@ class SharedUnits:
 
 
 def own_folder() -> str:
-    """Return the folder of this user's files: where the system keeps such, else a temporary one."""
+    """Return the folder of this user's files: where the system keeps such, else a temporary one.
+
+    Anybody can make the temporary one first. Then it is one below the user's home, for each
+    machine: that comes last, since homes may be on file systems without locks.
+    """
     if fcntl is None:
         raise SharedCapError(
             "limits.shared needs locks that end with their process (flock), which this system does "
@@ -183,7 +188,14 @@ def own_folder() -> str:
     for runtime in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}"):
         if os.path.isabs(runtime) and _is_own(runtime):
             return os.path.join(runtime, _FOLDER)
-    return os.path.join(tempfile.gettempdir(), f"{_FOLDER}-{uid}")
+    temporary = os.path.join(tempfile.gettempdir(), f"{_FOLDER}-{uid}")
+    with contextlib.suppress(OSError, ValueError):
+        if os.lstat(temporary).st_uid != uid:
+            cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+            if os.path.isabs(cache):
+                os.makedirs(cache, exist_ok=True)
+                return os.path.join(cache, f"{_FOLDER}-{socket.gethostname()}")
+    return temporary
 
 
 def _is_own(path: str) -> bool:
@@ -227,8 +239,8 @@ def _open_folder(path: str) -> Iterator[int]:
         if fault:
             raise SharedCapError(
                 f"limits.shared: the folder {path!r} {fault}, but only this user may look into it "
-                "and write to it (mode 0700), or others could take units away. Remove it; it is "
-                "made anew"
+                "and write to it (mode 0700), or others could take units away. Remove it: it is "
+                "made anew. Or set XDG_RUNTIME_DIR to a folder of this user alone, for all managers"
             )
         yield fd
     finally:

@@ -31,15 +31,20 @@ def plain_line(text: str) -> str:
     return plain(text).replace("\n", "\\n")
 
 
-def opened_itself(path: str, flags: int) -> int:
+def opened_itself(path: str, flags: int, mode: int = 0o666) -> int:
     """Open a file unless it is a link; an `opener`.
+
+    Args:
+        path: of the file.
+        flags: of `os.open`.
+        mode: permissions of a new file, less the umask.
 
     Raises:
         OSError: it is a link, which the text says; or it cannot be opened.
     """
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        return os.open(path, flags, 0o666)
+        return os.open(path, flags, mode)
     except OSError as error:
         if os.path.islink(path):
             text = "it is a link, which is not followed"

@@ -20,6 +20,7 @@ from envmgr.env import BatchedEnvSpec, VectorBatch
 from envmgr.env.contract import EnvContractError, describe
 from envmgr.env.vector_forms import is_vector_env, refuse_old_gymnasium
 from envmgr.errors import ConfigError
+from envmgr.interpreters import clean_children
 from envmgr.types import EnvFactory
 
 
@@ -45,6 +46,10 @@ class VectorFactory:
         Raises:
             EnvContractError: the factories build something else than gymnasium envs.
         """
+        with clean_children():  # a file may name the start method of their processes
+            return self._built()
+
+    def _built(self) -> VectorBatch:
         first = self.factories[0]
         if len(self.factories) == 1:
             built = first()

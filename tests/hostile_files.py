@@ -14,6 +14,7 @@ import io
 import json
 import os
 import socket
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,8 @@ from envmgr.errors import EnvManagerError
 
 CONTEXTS = ("server", "spawn", "forkserver", "fork")
 MODULE = "envmgr_trap"
+STANDARD = ("json", "multiprocessing", "pickle", "struct", "signal", "socket")
+"""Modules of Python's own that a fresh interpreter imports before it runs code of ours."""
 SPRUNG = "sprung"
 """What a trap leaves in its folder."""
 
@@ -181,7 +184,8 @@ class Traps:
         (site / f"{MODULE}.py").write_text(f"{spring}def spring(*args, **kwargs): pass\n")
         (self.folder / "startup").mkdir()
         (self.folder / "startup" / "sitecustomize.py").write_text(spring)
-        (self.folder / "json.py").write_text(spring)
+        for name in STANDARD:
+            (self.folder / f"{name}.py").write_text(spring)
         script = self.folder / "trap.sh"
         script.write_text(f"#!/bin/sh\ntouch {self.folder / SPRUNG}\n")
         script.chmod(0o755)
@@ -223,13 +227,26 @@ def read_or_refused(values: Mapping[str, Any]) -> str | None:
 
 def launched(values: Mapping[str, Any], *options: str, **manager: Any) -> tuple[int, str]:
     """Run a config file with these values; return the exit code and what was printed."""
+    Path("config.yaml").write_text(yaml.safe_dump(config_with(values, **manager)))
+    return commanded("run", "config.yaml", "--force", *options)
+
+
+def commanded(*words: str) -> tuple[int, str]:
+    """Run a command; return the exit code and what was printed."""
     from envmgr.cli import main
 
-    Path("config.yaml").write_text(yaml.safe_dump(config_with(values, **manager)))
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = main(["run", "config.yaml", "--force", *options])
+        code = main([*words])
     return code, said.getvalue()
+
+
+STARTERS = (
+    ("bench", "config.yaml", "--laps=1", "--seconds=0.1", "--peers=gymnasium"),
+    ("tune", "config.yaml", "--seconds=0.5", "--kinds=subprocess"),
+    ("check", "config.yaml", "--episodes=1"),
+)
+"""Commands that start interpreters of their own."""
 
 
 ALONE = ("env.id", "env.kwargs", "manager.gym_vector.vector_kwargs")
@@ -275,6 +292,14 @@ def go_over_the_schema(folder: Path) -> dict[str, Any]:
         kind = "gym_vector" if key.startswith("manager.gym_vector") else "subprocess"
         for value in let_through.get(key, ())[:2]:
             launch({key: value}, may_fail=True, type=kind)
+    spawned = {"vectorization_mode": "async", "vector_kwargs": {"context": "spawn"}}
+    launch({"manager.gym_vector": spawned}, may_fail=False, type="gym_vector")
+    Path("config.yaml").write_text(yaml.safe_dump(config_with({})))
+    for words in STARTERS:
+        code, said = commanded(*words)
+        if code != 0:
+            failed.append(f"{words}: {said}")
+        report["sprung"] += [f"{words}: {what}" for what in traps.sprung()]
     report["failed"], report["n_launches"] = failed, n_launches
 
     # The traps do spring: what is refused does harm where it is allowed.
@@ -288,6 +313,9 @@ def go_over_the_schema(folder: Path) -> dict[str, Any]:
     path = {"PYTHONPATH": str(traps.folder / "startup")}
     launched({"manager.worker_env.set": path}, "--allow-env=PYTHONPATH")
     report["control"] += [traps.sprung()]
+    for name in STANDARD:
+        subprocess.run([sys.executable, "-c", f"import {name}"], check=False)
+        report["control"] += [traps.sprung()]
     socket.create_connection(("127.0.0.1", traps.port)).close()
     report["control"] += [traps.sprung()]
     importlib.import_module(MODULE)

@@ -16,7 +16,8 @@ from envmgr.collect import Collector, CollectStatistics
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.optional_packages import imported
-from envmgr.reporting.files import METRICS
+from envmgr.reporting.files import METRICS, TENSORBOARD, WANDB
+from envmgr.untrusted import opened_itself
 
 EVERY_S = 10.0
 """How often figures are written; and once at the end."""
@@ -67,6 +68,7 @@ class CsvLogger(Logger):
             encoding="utf-8",
             newline="",
             buffering=1,
+            opener=opened_itself,
         )
         self._writer: Any = None
 
@@ -91,7 +93,7 @@ class TensorBoardLogger(Logger):
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Open the event file."""
         self._writer = importlib.import_module("tensorboardX").SummaryWriter(
-            str(folder / "tensorboard")
+            str(folder / TENSORBOARD)
         )
 
     def log(self, figures: Figures) -> None:
@@ -124,13 +126,13 @@ def _scalars(name: str, value: Figure) -> Iterator[tuple[str, float]]:
 class WandbLogger(Logger):
     """Writes an offline run of Weights & Biases into `wandb`; nothing is sent anywhere."""
 
-    module = "wandb"
+    module = WANDB
     # Even offline it would tell sentry.io that a run has begun, and what it raised.
     environment: ClassVar[Mapping[str, str]] = {"WANDB_ERROR_REPORTING": "false"}
 
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Begin the run."""
-        self._run = importlib.import_module("wandb").init(
+        self._run = importlib.import_module(WANDB).init(
             mode="offline", dir=str(folder), project="envmgr", name=folder.name, config=dict(config)
         )
 

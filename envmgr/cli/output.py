@@ -8,6 +8,8 @@ import importlib
 import io
 import json
 import os
+import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,10 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from envmgr.collect import EpisodeRecord
-from envmgr.errors import ConfigError
-from envmgr.observing.status_boards import PROCESS, facts_in, process_facts
-from envmgr.reporting.files import CONFIG, EPISODES, RESULTS, RUN, SUMMARY
-from envmgr.untrusted import opened_itself
+from envmgr.errors import ConfigError, UnreadableRunError
+from envmgr.observing.status_boards import PROCESS, facts_in, process_facts, start_of
+from envmgr.reporting.files import (
+    CONFIG,
+    EPISODES,
+    RESULTS,
+    RUN,
+    SUMMARY,
+    TENSORBOARD,
+    VIDEOS,
+    WANDB,
+)
+from envmgr.texts import counted
+from envmgr.untrusted import opened_file, opened_itself
 from envmgr.whole_files import write_whole
 
 fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl")
@@ -39,6 +51,7 @@ class RunFolder:
         path: the folder; need not exist.
         force: replace the results that it holds.
         facts: what is to be in `run.json`.
+        is_of_file: a config file has named the folder: it has to be new, empty or that of a run.
 
     Attributes:
         resumed: how often the run was resumed.
@@ -46,9 +59,17 @@ class RunFolder:
 
     resumed = 0
 
-    def __init__(self, path: Path, *, force: bool = False, facts: bytes = b"{}\n") -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        force: bool = False,
+        facts: bytes = b"{}\n",
+        is_of_file: bool = False,
+    ) -> None:
         self.path = path
         self._force = force
+        self._is_of_file = is_of_file
         self._facts = facts
         self._begun = False
         self._lock: RunLock | None = None
@@ -60,8 +81,8 @@ class RunFolder:
         """Make the folder, lock it, and check that it can take the results.
 
         Raises:
-            ConfigError: it holds results and `force` is off, another run goes on there, or it
-                cannot be made or written.
+            ConfigError: it holds results and `force` is off, or what is none of a run; another run
+                goes on there; or it cannot be made or written.
         """
         try:
             self._make()
@@ -75,6 +96,8 @@ class RunFolder:
             ) from error
         try:
             self._lock = locked(self.path)
+            if self._is_of_file:
+                self._refuse_what_is_of_no_run()
             held = [name for name in RESULTS if os.path.lexists(self.path / name)]
             if held and not self._force:
                 raise ConfigError(
@@ -85,6 +108,22 @@ class RunFolder:
         except BaseException:
             self.discard()
             raise
+
+    def _refuse_what_is_of_no_run(self) -> None:
+        """Refuse a folder with files that a config file is not to have replaced, or mixed with its.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        there = sorted({*os.listdir(self.path)} - {LOCK})
+        if there and not _is_of_run(self.path):
+            raise ConfigError(
+                f"collect.output is {str(self.path)!r}, which holds {counted(len(there), 'file')} "
+                f"({', '.join(there[:3])}{', ...' if there[3:] else ''}), and is not the folder of "
+                "a run; a config file may name none but a new or an empty one. Name it with "
+                "--output on the command line, if you mean it."
+            )
+        refuse_links(self.path)
 
     def _make(self) -> None:
         missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
@@ -175,6 +214,26 @@ class RunFolder:
                 folder.rmdir()
 
 
+def refuse_links(path: Path) -> None:
+    """Refuse a folder with results that lead elsewhere, where more would be written.
+
+    Raises:
+        UnreadableRunError: one is a link, or a file is none.
+    """
+    for name in (*RESULTS, VIDEOS, TENSORBOARD, WANDB):
+        place = path / name
+        if place.is_symlink():
+            raise UnreadableRunError(
+                f"nothing is written into {str(path)!r}: its {name} is a link, which is not "
+                "followed. Put there what it leads to, or begin a run in another folder."
+            )
+        if name in RESULTS and place.exists() and not place.is_file():
+            raise UnreadableRunError(
+                f"nothing is written into {str(path)!r}: its {name} is no file. Remove it, or "
+                "begin a run in another folder."
+            )
+
+
 def default_path(config: str, now: datetime) -> Path:
     """Return a folder under `runs`, named after the config and the time, that does not exist."""
     name = f"{Path(config).stem}-{now:%Y%m%d-%H%M%S}"
@@ -186,6 +245,13 @@ def _reason(error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error)
     filename = getattr(error, "filename", None)
     return f"{reason} ({filename})" if filename else reason
+
+
+def _is_of_run(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, RecursionError), opened_file(path / RUN) as file:
+        found = json.loads(file.read())
+        return isinstance(found, dict) and "envmgr_run" in found
+    return False
 
 
 class RunLock:
@@ -206,13 +272,16 @@ class RunLock:
         """Take the lock; False if another process has it.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be written, or is none of envmgr's.
         """
         if fcntl is None:
             return True
         while True:
-            file = io.FileIO(self._path, "a", opener=opened_itself)
+            file = io.FileIO(self._path, "a", opener=_opened_for_lock)
             try:
+                about = os.fstat(file.fileno())
+                if about.st_size or not stat.S_ISREG(about.st_mode):
+                    raise OSError(errno.EEXIST, f"its {LOCK} is none of envmgr's: rename that")
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
@@ -221,7 +290,7 @@ class RunLock:
                 file.close()
                 raise
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
+                if os.path.samestat(about, os.stat(self._path)):
                     self._file = file
                     return True
             file.close()  # the one that had it removed the file meanwhile
@@ -235,6 +304,12 @@ class RunLock:
             self._file = None
 
 
+def _opened_for_lock(path: str, flags: int) -> int:
+    """Open the file of a lock: for this user alone, as who can read it can lock it, too."""
+    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe is not waited for
+    return opened_itself(path, flags, 0o600)
+
+
 def locked(path: Path) -> RunLock:
     """Lock the folder of a run against other writers.
 
@@ -242,7 +317,8 @@ def locked(path: Path) -> RunLock:
         path: of the folder.
 
     Raises:
-        ConfigError: another process writes there, or the folder cannot be written.
+        ConfigError: another process writes there, the folder cannot be written, or it has files of
+            others where envmgr's are to be.
     """
     lock = RunLock(path)
     try:
@@ -256,7 +332,35 @@ def locked(path: Path) -> RunLock:
             f"the run in {str(path)!r} is still going on{_process_of(path)}. End it first (Ctrl-C "
             "keeps what it has collected), or wait until it is done."
         )
+    try:
+        _refuse_process(path)
+    except BaseException:
+        lock.release()
+        raise
     return lock
+
+
+def _refuse_process(path: Path) -> None:
+    """Refuse a `process.json` that is not to be replaced, and removed at the end of the run.
+
+    Raises:
+        ConfigError: it is none of envmgr's, or names a process that is alive.
+    """
+    if not os.path.lexists(path / PROCESS):
+        return
+    try:
+        facts = facts_in(path)
+        pid, started, host = (facts[key] for key in ("pid", "started", "host"))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"the folder {str(path)!r} has a {PROCESS} that is none of envmgr's ({error!r}), and a "
+            "run would replace it. Rename that, or name another folder."
+        ) from error
+    if host == socket.gethostname() and started is not None and start_of(pid) == started:
+        raise ConfigError(
+            f"the run in {str(path)!r} is still going on, as process {pid}. End it first (Ctrl-C "
+            "keeps what it has collected), or wait until it is done."
+        )
 
 
 def _process_of(path: Path) -> str:

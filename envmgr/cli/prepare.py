@@ -15,7 +15,7 @@ from envmgr.cli.progress import Goal
 from envmgr.cli.resume import ResumedFolder, RunFacts, refuse_changes
 from envmgr.config.origins import Source
 from envmgr.config.paths import check_output
-from envmgr.config_file import ResolvedConfig, resolve_config
+from envmgr.config_file import ResolvedConfig, resolve_config, resolve_config_of_run
 from envmgr.errors import ConfigError
 
 
@@ -70,7 +70,8 @@ class RunOptions:
             overrides.append("manager.trace=null")  # there is one already, of what was before
         if self.output is not None or self.resume is not None:
             overrides.append("collect.output=null")  # whatever the config says is not asked for
-        resolved = resolve_config(self.config, set=overrides, **self.allowed)
+        resolve = resolve_config if self.resume is None else resolve_config_of_run
+        resolved = resolve(self.config, set=overrides, **self.allowed)
         if self.resume is not None:
             refuse_changes(Path(self.config), resolved)
         return resolved
@@ -115,7 +116,8 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
         return None
     given = options.output or resolved.values.collect.output
     is_files = resolved.origins["collect.output"].source is Source.FILE
-    if options.output is None and given is not None and is_files:
+    is_of_file = options.output is None and given is not None and is_files
+    if is_of_file:
         check_output(given)  # links may have been made since
     # Local time: it is for people, who look for the run of this afternoon.
     now = datetime.now().astimezone()
@@ -123,6 +125,6 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
     # A name that is no text, which JSON cannot hold, is shown as Python shows it.
     config = os.fsencode(os.path.abspath(options.config)).decode(errors="backslashreplace")
     facts = RunFacts(config, now.isoformat(timespec="seconds"))
-    folder = RunFolder(path, force=options.force, facts=facts.as_json())
+    folder = RunFolder(path, force=options.force, facts=facts.as_json(), is_of_file=is_of_file)
     folder.prepare()
     return folder

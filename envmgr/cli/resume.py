@@ -25,13 +25,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from envmgr.cli.output import RunFolder, locked
+from envmgr.cli.output import RunFolder, locked, refuse_links
 from envmgr.collect import CollectStatistics, EpisodeRecord
 from envmgr.config import to_plain
 from envmgr.config.allow_list import LISTS
 from envmgr.config.imports import left_behind
 from envmgr.config.sections import CollectConfig
-from envmgr.config_file import ResolvedConfig, read_config_file, resolve_config
+from envmgr.config_file import ResolvedConfig, read_config_file, resolve_config_of_run
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.reporting.files import (
     CONFIG,
@@ -195,13 +195,14 @@ class ResumedFolder(RunFolder):
         """Read what is there, and lock it against other writers.
 
         Raises:
-            UnreadableRunError: it is no folder of a run, or not whole.
+            UnreadableRunError: it is no folder of a run, not whole, or parts of it are links.
             ConfigError: the run is complete, or goes on; or the folder cannot be written.
         """
         refuse_no_run(self.path)
         self._lock = locked(self.path)
         try:
             self.earlier = read_earlier(self.path)
+            refuse_links(self.path)
         except BaseException:
             self.discard()
             raise
@@ -468,7 +469,7 @@ def command_with_modules(
     allowed_imports = allowed.get("allow_imports", ())
     folder = Path(facts.config).parent
     modules = left_behind({name[0] for name in named}, folder, allowed_imports)
-    if not modules or folder == Path.cwd():
+    if not modules or folder == Path.cwd() != path.resolve():  # found from here
         return ""
     imports = [*allowed_imports, *(one for one in modules if one not in allowed_imports)]
     command = _command(path, overrides, {**allowed, "allow_imports": imports})
@@ -486,7 +487,7 @@ def resuming_command(
         allowed: and with the options of `allow_list`, by the names of its lists.
     """
     with contextlib.suppress(ConfigError, OSError):
-        resolve_config(str(path / CONFIG), **allowed)
+        resolve_config_of_run(str(path / CONFIG), **allowed)
         overrides = ()
     return command_with_modules(path, overrides, allowed) or _command(path, overrides, allowed)
 

@@ -239,7 +239,7 @@ def _import_known(name: str, policy: FilePolicy | None) -> None:
     if known is None:
         return
     if policy is None or not policy.allows(known.module):
-        check_installed(known, [Path.cwd()] if policy is None else policy.folders, name, "env.id")
+        check_installed(known, [Path.cwd()] if policy is None else policy.places, name, "env.id")
     import_modules([known.module], key="env.id")
 
 

@@ -10,11 +10,11 @@ module runs its code. What a file names is imported only when its module is
 * one of the table of well-known packages (`known_envs`), and is installed as that: these may be
   imported for the envs that they register. What arguments these may be given is said there, too;
 * found in the config file's own folder or in the current working directory, so that a user's own
-  config runs his own code without further ado. Such a folder is appended to `sys.path`, once, and
-  stays there, because workers import the module as well and get the `sys.path` of their parent.
-  Appended, it shadows nothing: where Python would find another module of that name first, the
-  import is refused. (For `import_names` and `preload` the folders do not count: list those
-  modules.)
+  config runs his own code without further ado; but not in the folder of a run that is resumed.
+  Such a folder is appended to `sys.path`, once, and stays there, because workers import the module
+  as well and get the `sys.path` of their parent. Appended, it shadows nothing: where Python would
+  find another module of that name first, the import is refused. (For `import_names` and `preload`
+  the folders do not count: list those modules.)
 
 The module is checked before it is imported, and the object it gave afterwards: `logging:os.system`
 names a function of `os`, whatever module it was reached through. Of gymnasium and of envmgr only
@@ -69,9 +69,16 @@ class FilePolicy(Allowed):
 
     Attributes:
         folders: folders whose own modules are allowed.
+        run: folder of a run that is resumed; its modules are not, wherever it is.
     """
 
     folders: tuple[Path, ...] = ()
+    run: Path | None = None
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Folders that modules and metadata count for nothing in, if they are to be installed."""
+        return self.folders if self.run is None else (*self.folders, self.run)
 
     def allows(self, module: str) -> bool:
         """Return whether the list of modules has a module, or one that it is part of."""
@@ -121,7 +128,7 @@ class FilePolicy(Allowed):
         if known is None:
             self._refuse_missing(top, name, key)
             raise self._refusal(module, name, key)
-        check_installed(known, self.folders, name, key)
+        check_installed(known, self.places, name, key)
 
     def admit_registering(self, module: str, name: str, key: str) -> None:
         """Refuse a module to be imported for what it registers that is not allowed for that.
@@ -138,7 +145,7 @@ class FilePolicy(Allowed):
         if known is None:
             self._refuse_missing(module.partition(".")[0], name, key)
             raise FilePolicy(self.imports)._refusal(module, name, key)
-        check_installed(known, self.folders, name, key)
+        check_installed(known, self.places, name, key)
 
     def admit_arguments(
         self, known: KnownPackage, given: Iterable[str], name: str, key: str = "env.kwargs"
@@ -210,12 +217,15 @@ class FilePolicy(Allowed):
         )
 
 
-def file_policy(lists: Mapping[str, Sequence[str] | None], file: Path) -> FilePolicy:
+def file_policy(
+    lists: Mapping[str, Sequence[str] | None], file: Path, *, is_of_run: bool = False
+) -> FilePolicy:
     """Return what `file` may do.
 
     Args:
         lists: that the command line, or code, gives, by the names in `allow_list`.
         file: its path.
+        is_of_run: its folder is that of a run, and is named for what was collected, not for code.
 
     Raises:
         ConfigError: a list, or what the user has set for all configs, is malformed.
@@ -224,8 +234,9 @@ def file_policy(lists: Mapping[str, Sequence[str] | None], file: Path) -> FilePo
     allowed = checked_lists(lists) + allowed_by_user(folders[0])
     with contextlib.suppress(OSError):  # the working directory may have been removed
         folders.append(Path.cwd().resolve())
-    places = tuple(dict.fromkeys(folders))
-    return FilePolicy(allowed.imports, allowed.keys, allowed.env, folders=places)
+    run = folders[0] if is_of_run else None
+    places = tuple(folder for folder in dict.fromkeys(folders) if folder != run)
+    return FilePolicy(allowed.imports, allowed.keys, allowed.env, folders=places, run=run)
 
 
 def import_object(

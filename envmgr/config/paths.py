@@ -2,12 +2,14 @@
 
 A config may come from anywhere, and its results are written with the rights of whoever runs it. So
 what a file names has to be below the working directory, where the results of runs go by default,
-and not hidden there; symbolic links are followed to see where it leads. Whoever runs it may name
-any other place, on the command line or in code.
+and not hidden there. What it says is looked at first: a path that says to lead elsewhere is not
+looked up. Then symbolic links are followed to see where it leads. Whoever runs it may name any
+other place, on the command line or in code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,23 +33,57 @@ def check_confined(path: object, key: str, instead: str) -> None:
     shown = f"{key} is {show_value(path)}"
     if not isinstance(path, str) or not path.strip():
         raise ConfigError(f"{shown}, which is not a path. Name a folder below the present one.")
+    text = _refuse_text_that_leads_out(path, shown, instead)
     try:
         home = Path.cwd().resolve()
-        target = (home / Path(path).expanduser()).resolve()
+        target = (home / text).resolve()
         if any(part.is_symlink() for part in (target, *target.parents)):
             raise OSError("there is a loop of symbolic links")  # Python 3.13 does not say so
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no home, a NUL in it
         raise ConfigError(f"{shown}, which cannot be looked up: {error}. Name another.") from error
-    if ".." in Path(path).parts or not target.is_relative_to(home):
-        raise ConfigError(
-            f"{shown}, which leads to {target}; a config file may name folders below the working "
-            f"directory {home} only. {instead}"
-        )
+    if not target.is_relative_to(home):
+        raise _leads_out(shown, target, home, instead)
     if any(part.startswith(".") for part in target.relative_to(home).parts):
         raise ConfigError(
             f"{shown}, which leads to {target}; a config file may name no hidden folders or files, "
             f"since programs keep what they run and obey in those. {instead}"
         )
+
+
+def _refuse_text_that_leads_out(path: str, shown: str, instead: str) -> str:
+    """Refuse a path that leads out by what it says, and return it with the user's home filled in.
+
+    Nothing is looked up for that: to look for `/net/host/x` can mount what `host` has, and for
+    `~name` a directory service is asked.
+
+    Raises:
+        ConfigError: it does.
+    """
+    first = Path(path).parts[:1]  # also of `./~name`, which `Path` takes for `~name`
+    if "".join(first).startswith("~") and path.partition("/")[0] != "~":
+        raise ConfigError(
+            f"{shown}, which names the home of a user; a config file may name folders below the "
+            f"working directory only. {instead}"
+        )
+    text = os.path.expanduser(path)
+    try:
+        homes = [os.getcwd()]
+    except OSError as error:
+        raise ConfigError(f"{shown}, but there is no working directory: {error}.") from error
+    with contextlib.suppress(OSError, ValueError):  # as the user sees it, through links
+        if os.path.samefile(logical := os.environ.get("PWD", ""), homes[0]):
+            homes.append(logical)
+    target = Path(os.path.normpath(os.path.join(homes[0], text)))
+    if ".." in Path(text).parts or not any(map(target.is_relative_to, homes)):
+        raise _leads_out(shown, target, homes[0], instead)
+    return text
+
+
+def _leads_out(shown: str, target: object, home: object, instead: str) -> ConfigError:
+    return ConfigError(
+        f"{shown}, which leads to {target}; a config file may name folders below the working "
+        f"directory {home} only. {instead}"
+    )
 
 
 def check_output(path: object) -> None:

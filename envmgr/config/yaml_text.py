@@ -23,6 +23,12 @@ MAX_CHARACTERS = 4 << 20
 MAX_DIGITS = 1000
 """Most characters of one number. In base 60 (`1:30:00`) reading one takes quadratic time."""
 
+MAX_KEY = 1 << 31
+"""Numbers that are keys are nearer to zero. Hashes of numbers are no secret: of larger ones so many
+can be found with the same one that a mapping of them takes minutes."""
+MAX_TUPLE_KEYS = 100
+"""Most keys of a mapping that are tuples, for the same reason."""
+
 _TUPLE_TAG = "tag:yaml.org,2002:python/tuple"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", _FLOAT_TAG)
@@ -67,7 +73,7 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
-    """Return `values` as YAML that `load_yaml` reads back equal, keys in their order.
+    """Return `values` as YAML that `load_yaml` reads back equal within its limits, keys in order.
 
     Infinity is written `.inf`, None `null`, a tuple with its tag; numpy scalars become numbers.
 
@@ -142,14 +148,21 @@ class _Loader(yaml.SafeLoader):
     def _refuse_duplicates(self, node: yaml.MappingNode) -> None:
         # Before construction, because merging (`<<`) rewrites the pairs, and there an own key may
         # stand beside the merged one.
-        seen = set()
+        seen, n_tuples = set(), 0
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
+                n_tuples += 1
+                if n_tuples > MAX_TUPLE_KEYS:
+                    problem = f"more than {MAX_TUPLE_KEYS} keys of a mapping are collections"
+                    raise _refusal(problem, key_node.start_mark)
                 continue
             is_merge = key_node.tag == _MERGE_TAG
             key = _MERGE_TAG if is_merge else self.construct_object(key_node)
             if not isinstance(key, Hashable):
                 raise _refusal("found unhashable key", key_node.start_mark)
+            if isinstance(key, (int, float)) and not abs(key) < MAX_KEY:
+                problem = f"the key {show_value(key)} is a number beyond {MAX_KEY:,}: quote it"
+                raise _refusal(problem, key_node.start_mark)
             if key in seen:
                 raise _refusal(f"the key {key_node.value!r} occurs twice", key_node.start_mark)
             seen.add(key)

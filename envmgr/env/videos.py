@@ -16,10 +16,12 @@ import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import IO, Any
 
 from envmgr.env.figures import checked_frame
 from envmgr.optional_packages import imported
+from envmgr.untrusted import opened_file
 
 # On Windows nobody can remove a file that is open, which does as well as a lock.
 fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl")
@@ -165,7 +167,7 @@ def _remove_abandoned(path: str) -> None:
     if fcntl is None:
         os.unlink(path)
         return
-    with open(path, "rb") as file:
+    with opened_file(Path(path)) as file:  # a link or a pipe is of nobody who records
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(path)
 

@@ -19,6 +19,7 @@ Seed = int | None | list[int | None] | dict[str, int | None]
 
 EPISODES, CONFIG, SUMMARY = "episodes.jsonl", "config.yaml", "summary.json"
 SAMPLES, VIDEOS = "samples.jsonl", "videos"
+TENSORBOARD, WANDB = "tensorboard", "wandb"
 PAGE, FIGURES = "report.html", "report.json"
 METRICS = "metrics.csv"
 

@@ -21,6 +21,7 @@ import cloudpickle
 
 from envmgr import pickles
 from envmgr.errors import EnvManagerError
+from envmgr.interpreters import clean_children, command_of_main, path_line
 from envmgr.tuning.loops import Loop
 from envmgr.tuning.measuring import Course, PolicyOf, Runner, stepped_for
 from envmgr.tuning.peers import Peer, loop_of
@@ -57,16 +58,15 @@ class Contestant:
         policy_of: PolicyOf | None = None,
     ) -> None:
         self._limit_s = limit_s
-        packed = pickles.dumps((sys.path, peer, list(factories), dict(config), policy_of))
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "envmgr.tuning.benchmark_process"],
+        packed = pickles.dumps((peer, list(factories), dict(config), policy_of))
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+            command_of_main(__name__, "-W", "ignore"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
-        self._ask(base64.b64encode(packed), limit_s)
+        self._ask(path_line() + base64.b64encode(packed), limit_s)
 
     def run(self, seconds: float, lead_s: float = 0.0) -> float:
         """Step for some seconds, after some that do not count; return steps per second.
@@ -127,13 +127,13 @@ def main() -> None:
         print(json.dumps(found), file=answer, flush=True)
 
     try:
-        path, *what = cloudpickle.loads(base64.b64decode(lines.readline()))
-        sys.path[:] = path
-        runner = _opened(*what)
-        say(value=None)
-        for line in lines:
-            say(value=runner.run(*json.loads(line)))
-        runner.close()
+        what = cloudpickle.loads(base64.b64decode(lines.readline()))
+        with clean_children():  # also of libraries that start theirs through multiprocessing
+            runner = _opened(*what)
+            say(value=None)
+            for line in lines:
+                say(value=runner.run(*json.loads(line)))
+            runner.close()
     except Exception as error:  # whatever a library or an env raises
         text = " ".join(str(error).split())
         say(error=f"{type(error).__name__}: {text}"[:300])
@@ -162,7 +162,3 @@ class _PeerCourse:
         """Step for some seconds, after some that do not count; return steps per second."""
         stepped_for(self._loop.step, lead_s)
         return stepped_for(self._loop.step, seconds)
-
-
-if __name__ == "__main__":
-    main()

@@ -293,7 +293,7 @@ class TestRun:
     ) -> None:
         out = tmp_path / "out"
         assert envmgr("run", "c.yaml", "--output", "out").code == 0
-        (out / "process.json").write_text('{"pid": 4711}')
+        (out / "process.json").write_text('{"pid": 4711, "started": "", "host": ""}')
         with locked_elsewhere(out):
             before = {path.name: path.read_bytes() for path in out.iterdir()}
             refused = envmgr("run", "c.yaml", "--output", "out", *force)

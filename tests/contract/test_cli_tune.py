@@ -37,7 +37,7 @@ class Plain(gymnasium.Env):
 
     def __init__(self, fault=None, breaks=0, ends_trainers=False, hangs=False):
         self.hangs = hangs
-        if ends_trainers and sys.argv[0].endswith("benchmark_process.py"):
+        if ends_trainers and sys.argv[-1].endswith("benchmark_process"):
             os._exit(3)
         self.breaks = breaks
         if fault:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from envmgr.cli.output import LOCK, RunFolder, default_path
 from envmgr.errors import ConfigError
+from envmgr.observing.status_boards import PROCESS, process_facts
 from tests.unit.test_collect_records import record_of
 
 
@@ -67,6 +69,46 @@ class TestAFolder:
         assert names(tmp_path) == {"notes.txt", LOCK}  # from now on it is this run's
         folder.discard()
         assert names(tmp_path) == {"notes.txt"}
+
+    def test_with_files_that_only_look_like_those_of_a_run_is_refused(self, tmp_path: Path) -> None:
+        def refused(name: str, text: str, says: str) -> None:
+            (tmp_path / name).write_text(text)
+            for folder in (RunFolder(tmp_path), RunFolder(tmp_path, force=True)):
+                with pytest.raises(ConfigError, match=says):
+                    folder.prepare()
+            assert names(tmp_path) == {name}
+            assert (tmp_path / name).read_text() == text
+            (tmp_path / name).unlink()
+
+        refused(PROCESS, '{"name": "mine"}', r"process\.json that is none of envmgr's.* Rename")
+        refused(PROCESS, "", r"process\.json that is none of envmgr's.* Rename")
+        refused(
+            PROCESS, json.dumps(process_facts()), f"is still going on, as process {os.getpid()}"
+        )
+        refused(LOCK, "4711", r"its run\.lock is none of envmgr's: rename that\. Nothing was")
+        os.mkfifo(tmp_path / LOCK)
+        with pytest.raises(ConfigError, match="cannot be written"):
+            RunFolder(tmp_path).prepare()  # nobody reads it: that is not waited for
+
+    def test_with_what_a_run_that_was_killed_has_left_is_fine(self, tmp_path: Path) -> None:
+        (tmp_path / LOCK).touch()
+        left = {**process_facts(), "started": "long ago"}
+        (tmp_path / PROCESS).write_text(json.dumps(left))
+        folder = RunFolder(tmp_path)
+        folder.prepare()
+        folder.begin("env: {}\n")
+        folder.close()
+        assert names(tmp_path) == {"episodes.jsonl", "config.yaml", "run.json"}
+
+    def test_is_locked_by_a_file_that_others_cannot_lock(self, tmp_path: Path) -> None:
+        before = os.umask(0)
+        try:
+            folder = RunFolder(tmp_path)
+            folder.prepare()
+            assert (tmp_path / LOCK).stat().st_mode & 0o777 == 0o600
+            folder.discard()
+        finally:
+            os.umask(before)
 
     @pytest.mark.parametrize("place", ["file", "file/below"])
     def test_that_cannot_be_made_is_refused(self, tmp_path: Path, place: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import multiprocessing
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from envmgr.cli.output import LOCK, RunLock
 from envmgr.cli.prepare import RunOptions
 from envmgr.cli.resume import UNKNOWN, ResumedFolder, RunFacts, read_earlier, resuming_command
 from envmgr.cli.run import execute
-from envmgr.errors import ConfigError, UnreadableRunError
+from envmgr.config_file import resolve_config_of_run
+from envmgr.errors import ConfigError, MissingDependencyError, UnreadableRunError
 from envmgr.reporting.files import Sample
 from tests.unit.test_collect_records import record_of
 
@@ -166,7 +168,7 @@ class TestTheFolder:
             ResumedFolder(run).prepare()
 
     def test_of_a_run_that_goes_on_is_refused(self, run: Path) -> None:
-        (run / "process.json").write_text('{"pid": 4711}')
+        (run / "process.json").write_text('{"pid": 4711, "started": "", "host": ""}')
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         other = context.Process(target=_hold, args=(run, theirs))
@@ -249,6 +251,41 @@ class TestModulesBesideTheFirstConfig:
         assert "PYTHONPATH" not in self.refusal(run, allowed=allowed)
         (run / "config.yaml").write_text("env: {idd: CartPole-v1}\n")
         assert "PYTHONPATH" not in self.refusal(run)
+
+    @pytest.mark.parametrize("is_here", [False, True])
+    def test_a_module_in_the_folder_of_the_run_is_not_run(
+        self, run: Path, monkeypatch: pytest.MonkeyPatch, is_here: bool
+    ) -> None:
+        (run / "in_the_run.py").write_text("def make(): pass\n")
+        (run / "config.yaml").write_text("env: {entry: 'in_the_run:make'}\n")
+        (run / "run.json").write_bytes(RunFacts(str(run / "c.yaml"), "2030-01-02").as_json())
+        path = [*sys.path]
+        if is_here:
+            monkeypatch.chdir(run)
+        command = f"PYTHONPATH={run} envmgr run --resume {run} --allow-import in_the_run"
+        assert self.refusal(run).endswith(command)
+        assert resuming_command(run, (), {}) == command
+        assert "in_the_run" not in sys.modules
+        assert sys.path == path
+        monkeypatch.syspath_prepend(str(run))
+        assert "may not import" in self.refusal(run), "to be found is not to be allowed"
+        allowed = {"allow_imports": ["in_the_run"]}
+        resolve_config_of_run(run / "config.yaml", **allowed)
+        sys.modules.pop("in_the_run", None)
+
+    def test_nor_is_it_an_installed_package(
+        self, run: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (run / "ale_py.py").write_text("raise SystemExit\n")
+        about = run / "ale_py-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ale-py\nVersion: 1.0\n")
+        (run / "config.yaml").write_text("env: {id: 'ale_py:ALE/Pong-v5'}\n")
+        monkeypatch.chdir(run)
+        monkeypatch.syspath_prepend(str(run))  # as `python -m envmgr` has it
+        with pytest.raises((ConfigError, MissingDependencyError), match="ale"):
+            resolve_config_of_run("config.yaml")
+        assert "ale_py" not in sys.modules
 
     def test_the_command_that_goes_on_names_them_where_they_are_needed(
         self, run: Path, first: Path, monkeypatch: pytest.MonkeyPatch

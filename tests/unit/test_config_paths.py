@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
 
 from envmgr.cli.prepare import RunOptions, folder_of
+from envmgr.config.paths import check_confined
 from envmgr.config_file import load_config, resolve_config
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.testing import FaultyEnv
 
 
@@ -35,6 +37,7 @@ ESCAPES = [
     "link/x",
     "~/x",
     "~nobody-of-that-name/x",
+    "./~root/x",
     "loop/x",
     '"a\\0b"',
     '"\\ud800"',
@@ -55,6 +58,35 @@ def test_results_do_not_leave_the_working_directory(here: Path, path: str) -> No
     assert list(here.parent.joinpath("elsewhere").iterdir()) == []
 
 
+@pytest.mark.parametrize("path", ["/net/host/x", "~somebody/x", "./~somebody/x", "./~/x", "../x"])
+def test_what_leads_out_by_what_it_says_is_not_even_looked_up(
+    here: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    looked_up: list[str] = []
+    monkeypatch.setattr(pwd, "getpwnam", looked_up.append)
+    resolve = Path.resolve
+    monkeypatch.setattr(Path, "resolve", lambda p: looked_up.append(str(p)) or resolve(p))
+    with pytest.raises(ConfigError, match=r"^manager\.worker_log is .* may name folders below"):
+        check_confined(path, "manager.worker_log", "")
+    assert looked_up == []
+    check_confined("out", "manager.worker_log", "")
+    assert looked_up
+
+
+def test_the_working_directory_may_be_named_through_a_link(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seen").symlink_to(here)
+    named = str(tmp_path / "seen" / "out")
+    with pytest.raises(ConfigError, match="leads to"):
+        check_confined(named, "collect.output", "")  # nothing says that it leads here
+    monkeypatch.setenv("PWD", str(tmp_path / "seen"))
+    check_confined(named, "collect.output", "")
+    monkeypatch.setenv("PWD", str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match="leads to"):
+        check_confined(str(tmp_path / "elsewhere" / "out"), "collect.output", "")
+
+
 def test_logs_of_workers_do_not_leave_it(here: Path) -> None:
     for path in ESCAPES:
         with pytest.raises(ConfigError, match=r"^manager\.worker_log is "):
@@ -72,6 +104,40 @@ def test_results_may_go_below_it(here: Path) -> None:
         assert folder is not None
         assert folder.path.resolve().is_relative_to(here)
         folder.discard()
+
+
+@pytest.mark.parametrize("path", [".", "mine"])
+def test_results_do_not_go_where_files_of_others_are(here: Path, path: str) -> None:
+    (here / "mine").mkdir()
+    file = write(here, f"collect: {{output: {path}}}\n")
+    for name in ("summary.json", "notes.txt", "run.json"):
+        (here / path / name).write_text("{}")
+    before = {one: one.read_text() for one in here.rglob("*") if one.is_file()}
+    for force in (False, True):
+        options = RunOptions(str(file), force=force)
+        with pytest.raises(ConfigError, match=r"holds \d files \(.* --output on the command"):
+            folder_of(options, resolve_config(file))
+    assert {one: one.read_text() for one in here.rglob("*") if one.is_file()} == before
+
+
+def test_results_may_take_the_place_of_those_of_a_run(here: Path) -> None:
+    file = write(here, "collect: {output: out}\n")
+    options = RunOptions(str(file), force=True)
+    first = folder_of(options, resolve_config(file))
+    assert first is not None
+    first.begin("env: {}\n")
+    with pytest.raises(ConfigError, match="still going on, as process"):
+        folder_of(options, resolve_config(file))
+    first.close()
+    (here / "out" / "videos").symlink_to(here.parent / "elsewhere")
+    with pytest.raises(UnreadableRunError, match="its videos is a link"):
+        folder_of(options, resolve_config(file))
+    (here / "out" / "videos").unlink()
+    with pytest.raises(ConfigError, match="holds the results of another run"):
+        folder_of(RunOptions(str(file)), resolve_config(file))
+    second = folder_of(options, resolve_config(file))
+    assert second is not None
+    second.discard()
 
 
 def test_who_runs_a_config_may_send_its_results_anywhere(here: Path, tmp_path: Path) -> None:

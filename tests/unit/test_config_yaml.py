@@ -16,6 +16,7 @@ from envmgr.config.yaml_text import (
     MAX_BYTES,
     MAX_CHARACTERS,
     MAX_DEPTH,
+    MAX_KEY,
     MAX_NODES,
     dump_yaml,
     load_yaml,
@@ -84,6 +85,12 @@ def test_merge_keys_may_be_overridden() -> None:
         ("!!python/object/apply:os.system [x]", "line 1, column 1", "constructor"),
         ("!!python/name:os.system x", "line 1, column 1", "constructor"),
         ("{[1]: 2}", "line 1, column 2", "unhashable"),
+        ("? !!python/tuple [x]\n: 2\n" * 101, "line 201, column 3", "100 keys of a mapping"),
+        ("2147483648: 1", "line 1, column 1", "a number beyond 2,147,483,648: quote it"),
+        ("!!set {1, -2147483648}", "line 1, column 11", "a number beyond"),
+        ("{a: {2.5e9: 1}}", "line 1, column 6", "a number beyond"),
+        (".inf: 1", "line 1, column 1", "a number beyond"),
+        (".nan: 1", "line 1, column 1", "a number beyond"),
         ("--- 1\n--- 2", "line 2, column 1", "single document"),
         ("a\x01b", "line 1, column 2", "special characters"),
         ("ab\nc\x01", "line 2, column 2", "special characters"),
@@ -211,12 +218,13 @@ _scalars = (
     | st.text(max_size=8)
     | st.sampled_from(["1e3", "1_0e2", "yes", "0x1", "1:30", "=", "<<", "2020-01-01", "~"])
 )
+_env_ids = st.integers(1 - MAX_KEY, MAX_KEY - 1)
 _values = st.recursive(
     _scalars,
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.tuples(inner)
-        | st.dictionaries(st.text(max_size=4) | st.integers(), inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4) | _env_ids, inner, max_size=3)
     ),
     max_leaves=8,
 )

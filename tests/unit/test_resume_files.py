@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from envmgr.cli import resume
+from envmgr.cli.loggers import CsvLogger
 from envmgr.cli.output import LOCK, RunLock, locked
 from envmgr.cli.resume import ResumedFolder, _open_at, read_earlier
 from envmgr.cli.samples import Samples
@@ -50,6 +51,29 @@ def test_nor_when_figures_over_time_go_on(run: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="it is a link"):
         Samples(run, cast(Any, None), cast(Any, None), goes_on=True)
     assert (run / "victim").read_text() == KEY
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "report.html", "videos", "tensorboard", "wandb"])
+def test_nor_where_it_would_be_written_later(run: Path, tmp_path: Path, name: str) -> None:
+    (run / "elsewhere").mkdir()
+    (run / name).symlink_to("elsewhere")
+    with pytest.raises(UnreadableRunError, match=f"its {name} is a link.* Put there what"):
+        ResumedFolder(run).prepare()
+
+
+def test_a_pipe_is_not_waited_for(run: Path) -> None:
+    os.mkfifo(run / "metrics.csv")
+    with pytest.raises(UnreadableRunError, match=r"its metrics\.csv is no file"):
+        ResumedFolder(run).prepare()
+
+
+def test_figures_are_not_written_through_a_link(run: Path) -> None:
+    (run / "victim").write_text(KEY)
+    (run / "metrics.csv").symlink_to("victim")  # made since that was checked
+    logger = CsvLogger()
+    logger.goes_on = True
+    with pytest.raises(OSError, match="it is a link"):
+        logger.open(run, {})
 
 
 def test_nor_for_the_lock(run: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,3 +205,35 @@ def test_else_it_is_a_temporary_one_named_by_the_user(
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)  # has no folder below /run/user
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert own_folder() == f"{tmp_path}/envmgr-caps-4000000"
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_one_that_somebody_else_has_made_first_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool
+) -> None:
+    uid = os.geteuid()
+    theirs = tmp_path / f"envmgr-caps-{uid}"
+    theirs.symlink_to("nowhere") if is_link else theirs.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lstat, isabs = os.lstat, os.path.isabs
+
+    def of_somebody_else(path: Any, **options: Any) -> os.stat_result:
+        about = lstat(path, **options)
+        if os.fspath(path) != str(theirs):
+            return about
+        return os.stat_result((*about[:4], uid + 1, *about[5:]))
+
+    monkeypatch.setattr(os, "lstat", of_somebody_else)
+    monkeypatch.setattr(os.path, "isabs", lambda path: isabs(path) and "/run/user" not in path)
+    folder = own_folder()
+    assert folder == f"{tmp_path}/home/.cache/envmgr-caps-{socket.gethostname()}"
+    held = SharedUnits({"browser": 1}, 1)
+    assert held.take()
+    assert not SharedUnits({"browser": 1}, 1).take()
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    held.release()
+    theirs.unlink() if is_link else theirs.rmdir()
+    assert own_folder() == str(theirs), "it is taken as soon as it can be"

@@ -132,6 +132,15 @@ def test_what_a_crash_leaves_is_swept_and_what_is_being_written_is_not(tmp_path:
     assert names(tmp_path) == ["env_0-episode_000000.mp4"]
 
 
+def test_what_is_no_video_is_neither_waited_for_nor_followed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"pipe{PART}")
+    (tmp_path / "victim").write_bytes(b"")
+    (tmp_path / f"link{PART}").symlink_to("victim")
+    before = names(tmp_path)
+    sweep([str(tmp_path)])
+    assert names(tmp_path) == before
+
+
 def test_a_full_disk_costs_the_video_and_not_the_episode(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from envmgr import pickles
+from envmgr.interpreters import command_of_main, path_line
 from envmgr.testing.checkup.processes import kill_marked, marked
 
 _MARK = "ENVMGR_CHECK_MARK"
@@ -48,13 +49,13 @@ def interrupt(factory: Callable[[], Any], limit_s: float) -> Interrupted:
         limit_s: for the start, and for the end.
     """
     mark = secrets.token_hex(16)
-    packed = base64.b64encode(pickles.dumps((factory, sys.path, limit_s)))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "envmgr.testing.checkup.interrupting"],
+    packed = base64.b64encode(pickles.dumps((factory, limit_s)))
+    process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+        command_of_main(__name__),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, _MARK: mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, _MARK: mark},
         start_new_session=True,  # as if in a terminal of its own
     )
     try:
@@ -89,7 +90,7 @@ def _first_line(process: subprocess.Popen[bytes], packed: bytes, limit_s: float)
     if process.stdin is None or process.stdout is None:
         return "it has no pipes"
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(packed + b"\n")
+        process.stdin.write(path_line() + packed + b"\n")
         process.stdin.flush()
     if not select.select([process.stdout], [], [], max(limit_s, _START_S))[0]:
         return f"the trainer took no step within {max(limit_s, _START_S):g} s"
@@ -107,8 +108,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the env prints is not an answer
-    factory, path, limit_s = cloudpickle.loads(base64.b64decode(sys.stdin.buffer.readline()))
-    sys.path[:] = path
+    factory, limit_s = cloudpickle.loads(base64.b64decode(sys.stdin.buffer.readline()))
     from envmgr.errors import EnvManagerError
     from envmgr.shortcuts import create_env_manager
 
@@ -126,7 +126,3 @@ def main() -> None:
                         _ = manager.ready_obs
         except EnvManagerError as error:
             print(json.dumps(" ".join(str(error).split())[:500]), file=answer, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,7 @@ from multiprocessing.spawn import get_preparation_data
 from typing import Any
 
 from envmgr.errors import ConfigError, StateError
+from envmgr.interpreters import clean_children
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import (
     forget_fd,
@@ -181,7 +182,8 @@ class MultiprocessingSpawner(Spawner):
         during = worker.worker_environment(os.environ, self._settings)
         worker.replace_environment(os.environ, during)
         try:
-            yield
+            with clean_children():
+                yield
         finally:  # only what is still as it was set here: the trainer may change others meanwhile
             for name in before.keys() | during.keys():
                 if before.get(name) != during.get(name) == os.environ.get(name):

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from envmgr.interpreters import command_of, path_of_texts
 from envmgr.texts import exit_text
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import close_all, forget_fd, keep_from_children, pipe_pairs
@@ -34,8 +35,7 @@ _SERVER_PATIENCE_S = 5.0
 _CLOSE_S = 0.5
 _KILLED_S = _ENDED_S = 0.2
 _BOOTSTRAP = (
-    # Not from the working directory, which `-c` puts first: a json.py may lie there.
-    "import sys; sys.path[:] = filter(None, sys.path); import json; "
+    "import json; "
     "file = open(int(sys.argv[1])); "
     "sys.path[:], sys.argv[:], fd, pid = json.load(file); file.close(); "
     "from envmgr.transport.process.server import main; main(fd, pid)"
@@ -162,8 +162,7 @@ class ServerSpawner(Spawner):
         if self._template is not None and not self._template.is_alive:
             self._leave_template()
         if self._template is None:
-            flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
-            command = [sys.executable, *flags, "-c", _BOOTSTRAP]
+            command = command_of(_BOOTSTRAP)
             variables = worker.worker_environment(os.environ, self._settings)
             told = _path_and_argv()
             given = (command, variables, *told, template_servers.inheritance())
@@ -352,10 +351,9 @@ class ServerSpawner(Spawner):
 
 
 def _path_and_argv() -> tuple[list[str], list[str]]:
-    """Return `sys.path` and `sys.argv`, without what is no text: imports pass that over, too."""
-    given: Sequence[Sequence[Any]] = (sys.path, sys.argv)
-    path, argv = ([one for one in some if isinstance(one, str)] for some in given)
-    return path, argv
+    """Return `sys.path` and `sys.argv`, without what is no text."""
+    given: Sequence[Any] = sys.argv
+    return path_of_texts(), [one for one in given if isinstance(one, str)]
 
 
 def _start_fresh(
