@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -311,7 +311,7 @@ class Slots:
 
     # -- the owner ------------------------------------------------------------------------------
 
-    def serve(self, *, may_lease: bool = True) -> None:
+    def serve(self, *, may_lease: bool = True, held: Set[int] = frozenset()) -> None:
         """Do all that can be done now; the engine is held, and what has arrived was applied.
 
         `notify_all` says so to whom it concerns, once the engine is free.
@@ -319,6 +319,7 @@ class Slots:
         Args:
             may_lease: whether envs that are free may be leased, which they may not be while a call
                 for batches waits for some that it names.
+            held: envs that may not be, because a call for batches has not given up theirs yet.
         """
         if self._supervisor.repair.fatal_errors:
             self._find_fatal()
@@ -333,7 +334,7 @@ class Slots:
         if self._leaving:
             self._look_after_leaving()
         if self._waiting and may_lease:
-            self._lease()
+            self._lease(held)
 
     @property
     def until(self) -> float:
@@ -402,7 +403,7 @@ class Slots:
         else:
             self._waiting.append(tenancy)
 
-    def _lease(self) -> None:
+    def _lease(self, held: Set[int]) -> None:
         """Give free envs to those who wait, in order of asking."""
         table = self._table
         now = (
@@ -410,11 +411,12 @@ class Slots:
             bytes(table.states.column),
             len(table.leased),
             (*table.undelivered, *table.unexecuted),
+            held,
         )
         n_waiting = len(self._waiting)
         if self._seen == (now, n_waiting):
             return  # nothing was free, and nothing has changed
-        fresh, used = self._free()
+        fresh, used = self._free(held)
         while self._waiting:
             tenancy = self._waiting[0]
             if tenancy.is_over:
@@ -428,10 +430,10 @@ class Slots:
             is_fresh = bool(fresh)
             self._begin_lease(tenancy, (fresh or used).popleft(), is_fresh=is_fresh)
         self._seen = now, len(self._waiting)
-        if self._waiting and not self._tenants and not self._leaving:
+        if self._waiting and not self._tenants and not self._leaving and not held:
             self._refuse_if_hopeless()
 
-    def _free(self) -> tuple[deque[int], deque[int]]:
+    def _free(self, held: Set[int]) -> tuple[deque[int], deque[int]]:
         """Return the free envs that are at the beginning of an episode, and the others."""
         table, fresh, used = self._table, deque[int](), deque[int]()
         self._supervisor.selections.steps_of(0)  # adds up what each env was asked for
@@ -439,6 +441,8 @@ class Slots:
         failed: list[int] = []
         for env_id in table.all_ids:
             if env_id in table.leased or column[env_id] != Phase.IDLE or table.owes(env_id):
+                continue
+            if env_id in held:
                 continue
             env, state = table.envs[env_id], states[env_id]
             if env_id in table.failed_while_ready:

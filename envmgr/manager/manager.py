@@ -972,6 +972,7 @@ class EnvManager:
             partial(owner.make, call, awaited),
             partial(owner.abandon, awaited),
             partial(owner.take_back, awaited),
+            partial(owner.taken, awaited),
         )
 
     async def __aenter__(self) -> Self:
