@@ -35,8 +35,11 @@ from envmgr.outcomes import Outcome, failure_in, status_of, summed
 from envmgr.spaces import ActionCheck
 from envmgr.types import EnvTimestep, Once, is_abnormal, monotonic
 
-Notify = Callable[[], None]
-"""Tells somebody that what was asked for has come; called without the engine, in any thread."""
+Notify = Callable[[], bool]
+"""Tells somebody that what was asked for has come; called without the engine, in any thread.
+
+Returns whether there may be anybody: not in an event loop that was closed.
+"""
 
 _STEP_PHASES = frozenset((Phase.POSTED, Phase.STEPPING))
 _RESET_PHASES = frozenset((Phase.RESETTING,))
@@ -266,7 +269,7 @@ class Slots:
         # By env_id, where it is not 0: what an env has stepped before the episode that it is at the
         # beginning of, and nobody has seen.
         self._steps_at_reset: dict[int, int] = {}
-        self._to_notify: list[Notify] = []
+        self._to_notify: list[tuple[Tenancy, Tenancy | SlotCall]] = []  # of whom, and of what
         self._seen: Any = None
         self._closed_with: Exception | None = None
 
@@ -384,16 +387,19 @@ class Slots:
         call = tenancy.call
         if tenancy.env_id is None:
             tenancy.error, tenancy.is_over = error, True
-            self._to_notify.append(tenancy.notify)
+            self._to_notify.append((tenancy, tenancy))
         elif call is not None:
             text = f"env {tenancy.env_id} was closed in its {call.during}: {error}"
             self._end_call(tenancy, call, tenancy.abandoned(call, text), raised=error)
 
     def notify_all(self) -> None:
-        """Tell everybody for whom there is something."""
+        """Tell everybody for whom there is something; a lease that nobody has any more ends."""
         to_notify, self._to_notify = self._to_notify, []
-        for notify in to_notify:
-            notify()
+        for tenancy, told in to_notify:
+            # With it goes the coroutine, which is to be dropped if its loop does not go on with it.
+            notify, told.notify = told.notify, _nobody
+            if not notify():
+                self.give_back(tenancy)
 
     # -- leases ---------------------------------------------------------------------------------
 
@@ -467,7 +473,7 @@ class Slots:
         self._table.lease(env_id)
         self._tenants[env_id] = tenancy
         self._counts.leases += 1
-        self._to_notify.append(tenancy.notify)
+        self._to_notify.append((tenancy, tenancy))
 
     def _refuse_if_hopeless(self) -> None:
         """Tell those who wait if no env will ever be free."""
@@ -491,7 +497,7 @@ class Slots:
             )
         for tenancy in self._waiting:
             tenancy.error, tenancy.is_over = error, True
-            self._to_notify.append(tenancy.notify)
+            self._to_notify.append((tenancy, tenancy))
         self._waiting.clear()
 
     def _give_back(self, tenancy: Tenancy) -> None:
@@ -615,7 +621,7 @@ class Slots:
         """Raise an error of who called: the env was asked nothing."""
         tenancy.call = None
         call.error, call.is_over = error, True
-        self._to_notify.append(call.notify)
+        self._to_notify.append((tenancy, call))
 
     def _begin_step(self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall) -> None:
         env_id, table = env.env_id, self._table
@@ -734,7 +740,7 @@ class Slots:
             self._resetting.pop(tenancy.env_id, None)
         call.error, call.is_over = raised or cause, True
         if not call.is_abandoned:
-            self._to_notify.append(call.notify)
+            self._to_notify.append((tenancy, call))
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -771,7 +777,7 @@ class Slots:
             self._find_fatal()
             tenancy.fatal, call.error, call.closes = None, cause, True
         call.result, call.is_over = timestep, True
-        self._to_notify.append(call.notify)
+        self._to_notify.append((tenancy, call))
 
     def _log(self, tenancy: Tenancy) -> None:
         """Tell the log of an episode that has ended, once."""
@@ -837,7 +843,7 @@ class Slots:
         tenancy.note(call, None, self._clock())
         call.result = self._table.observed.of((env.env_id,))[0], env.reset_info
         call.is_over = True
-        self._to_notify.append(call.notify)
+        self._to_notify.append((tenancy, call))
 
     # -- what is to be raised -------------------------------------------------------------------
 
@@ -856,6 +862,11 @@ class Slots:
                 tenancy.fatal = error
         if len(kept) < len(repair.fatal_errors):
             repair.keep_fatal(kept)
+
+
+def _nobody() -> bool:
+    """Tell nobody: that was done."""
+    return True
 
 
 def _ended(env_id: int | None) -> LeaseEndedError:

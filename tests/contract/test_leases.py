@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dis
 import gc
 import math
@@ -597,6 +598,30 @@ def test_a_loop_that_ends_gives_its_envs_back() -> None:
         asyncio.run(leaves())
         kept.clear()
         gc.collect()
+        with manager.lease(acquire_timeout_s=PATIENCE_S) as env:
+            play(env, 1)
+
+
+@pytest.mark.parametrize("awaits", ["an env", "an answer"])
+def test_a_loop_that_is_closed_with_coroutines_pending_gives_its_envs_back(awaits: str) -> None:
+    async def leaves() -> None:
+        async with manager.lease() as env:
+            await env.reset()
+            pending.set()
+            await env.step(SLOW)
+
+    async def starts() -> None:
+        kept.append(asyncio.ensure_future(leaves()))
+        kept[0]._log_destroy_pending = False
+        await asyncio.sleep(0)
+        if awaits == "an answer":
+            await pending.wait()
+
+    with make(PROCESSES, 1) as manager:
+        loop, pending, kept = asyncio.new_event_loop(), asyncio.Event(), list[Any]()
+        with manager.lease() if awaits == "an env" else contextlib.nullcontext():
+            loop.run_until_complete(starts())
+            loop.close()
         with manager.lease(acquire_timeout_s=PATIENCE_S) as env:
             play(env, 1)
 

@@ -194,9 +194,10 @@ class Owned:
         self.owner.wake()
         return call
 
-    def _tell(self, what: Any) -> None:
+    def _tell(self, what: Any) -> bool:
         assert not self.engine.lock._is_owned(), "whom it tells may want the engine"  # type: ignore[attr-defined]
         self.told.append(what)
+        return True
 
     def begun(self) -> Tenancy:
         """Lease an env and begin an episode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -40,6 +41,12 @@ class Leases:
         self.rig = rig
         self.slots = Slots(rig.supervisor, rules)
         self.told: list[Any] = []
+        self.is_loop_closed = False
+
+    def tell(self, what: Any) -> bool:
+        """Tell a user of something."""
+        self.told.append(what)
+        return not self.is_loop_closed
 
     def serve(self, **how: bool) -> None:
         """Do as the owner does."""
@@ -50,7 +57,7 @@ class Leases:
 
     def ask(self, episode_s: float | None = None) -> Tenancy:
         """Ask for an env."""
-        tenancy = Tenancy(lambda: self.told.append(tenancy), episode_s)
+        tenancy = Tenancy(lambda: self.tell(tenancy), episode_s)
         self.slots.ask(tenancy)
         return tenancy
 
@@ -63,7 +70,7 @@ class Leases:
 
     def call(self, tenancy: Tenancy, during: str, limit_s: float | None = None, **what: Any) -> Any:
         """Begin a call."""
-        call = SlotCall(lambda: self.told.append(call), during, limit_s, **what)
+        call = SlotCall(lambda: self.tell(call), during, limit_s, **what)
         self.slots.call(tenancy, call)
         self.serve()
         return call
@@ -565,6 +572,37 @@ def test_a_call_that_is_under_way_when_its_lease_ends() -> None:
     assert tenancy.outcome.status is OutcomeStatus.UNRESOLVED
 
 
+@pytest.mark.parametrize("told", ["of its env", "of an answer"])
+def test_the_lease_of_a_loop_that_was_closed_ends(told: str) -> None:
+    of = leases()
+    if told == "of an answer":
+        tenancy = of.begun()
+        of.step(tenancy)
+        of.rig.stepped()
+    else:
+        tenancy = of.ask()
+    of.is_loop_closed = True
+    of.serve()
+    of.serve()
+    assert tenancy.is_over
+    assert not of.rig.supervisor.table.leased
+
+
+def test_who_was_told_is_not_kept() -> None:
+    """A loop may be closed before the coroutine goes on: it is dropped then, and its lease too."""
+    of = leases()
+    tenancy = of.ask()
+    asked = weakref.ref(tenancy.notify)
+    of.serve()
+    call = SlotCall(lambda: of.tell(call), "reset", None)
+    called = weakref.ref(call.notify)
+    of.slots.call(tenancy, call)
+    of.serve()
+    assert of.told == [tenancy, call]
+    assert (asked(), called()) == (None, None)
+    assert tenancy.outcome is not None
+
+
 def test_everybody_is_answered_at_the_end() -> None:
     of = leases(2)
     tenancy, idle = of.begun(), of.begun()
@@ -576,7 +614,7 @@ def test_everybody_is_answered_at_the_end() -> None:
     assert {id(one) for one in of.told} == {id(call), id(waiting)}
     assert isinstance(call.error, ManagerClosedError)
     assert isinstance(waiting.error, ManagerClosedError)
-    late, later = of.ask(), SlotCall(lambda: None, "step", None, action=1)
+    late, later = of.ask(), SlotCall(lambda: True, "step", None, action=1)
     of.slots.call(idle, later)
     assert isinstance(late.error, ManagerClosedError), "nobody has to come for it"
     assert isinstance(later.error, ManagerClosedError)
