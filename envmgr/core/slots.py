@@ -264,6 +264,7 @@ class Slots:
         self._waiting: deque[Tenancy] = deque()
         self._tenants: dict[int, Tenancy] = {}
         self._resetting: dict[int, Tenancy] = {}
+        self._left: list[ManagedEnv] = []  # in an episode, as they may be handed on like that
         self._leaving: set[int] = set()  # envs whose step nobody awaits, after their lease
         self._not_to_join: set[int] = set()  # envs in a reset with wishes that nobody awaits
         # By env_id, where it is not 0: what an env has stepped before the episode that it is at the
@@ -338,6 +339,12 @@ class Slots:
             self._look_after_leaving()
         if self._waiting and may_lease:
             self._lease(held)
+        if self._left:
+            left, self._left = self._left, []
+            for env in left:  # of those who wait nobody may have been given it
+                is_idle = env.phase is Phase.IDLE and env.state is EnvState.RUN
+                if is_idle and env.env_id not in self._table.leased:
+                    self._begin_anew(env)
 
     @property
     def until(self) -> float:
@@ -530,18 +537,17 @@ class Slots:
         elif tenancy.is_fresh:
             self._steps_at_reset[env_id] = supervisor.selections.steps_of(env_id)
         elif env.phase is Phase.IDLE and env.state is EnvState.RUN:
-            self._begin_anew(env)
+            if self.has_waiting and env.failed_while_ready is None and supervisor.spares is None:
+                # Who is given it begins with a reset, with a seed perhaps: it is not reset twice.
+                self._left.append(env)
+            else:
+                self._begin_anew(env)
         self._table.unlease(env_id)
         self._seen = None
 
     def _begin_anew(self, env: ManagedEnv) -> None:
-        """Have an env that was left in an episode be fresh for the next lease.
-
-        If somebody waits already, the first call of that lease is the reset.
-        """
+        """Have an env that was left in an episode be fresh for whoever uses it next."""
         supervisor = self._supervisor
-        if env.failed_while_ready is None and supervisor.spares is None and self.has_waiting:
-            return
         if env.failed_while_ready is None and supervisor.spares is not None:
             supervisor.refresh(env.env_id)
         else:

@@ -241,6 +241,34 @@ def test_a_used_env_is_reset_once_if_somebody_waits_for_it() -> None:
     assert len(of.rig.reset_requests()) == n_resets + 1
 
 
+@pytest.mark.parametrize("why", ["one waits", "it is gone", "a fresh one", "none may be leased"])
+def test_an_env_that_is_not_handed_on_after_all_begins_anew(why: str) -> None:
+    """Nobody steps the episode of somebody else."""
+    of = leases(3)
+    tenancies = [of.begun(), of.begun()]
+    others = [] if why == "a fresh one" else [of.lease()]
+    for tenancy in tenancies:
+        of.step(tenancy)
+        of.rig.stepped(tenancy.env_id or 0)
+    of.serve()
+    waiting = of.ask()
+    if why != "a fresh one":
+        of.serve()
+    for tenancy in tenancies:
+        of.slots.give_back(tenancy)
+    if why == "it is gone":
+        of.slots.give_back(waiting)
+    of.serve(may_lease=why != "none may be leased")
+    expected = {"one waits": 0, "a fresh one": 2}.get(why)
+    assert waiting.env_id == expected
+    assert of.rig.ready() == [], "they are in no episode that somebody has left"
+    for env_id in {0, 1} - {expected}:
+        assert of.rig.state(env_id) is EnvState.RESET
+        of.rig.reset_done(env_id)
+    of.serve()
+    assert len(others) + len(of.rig.ready()) + (waiting.env_id is not None) == 3
+
+
 def test_what_a_batch_has_used_is_not_fresh() -> None:
     of = leases()
     of.rig.send({0: 1})
