@@ -26,7 +26,6 @@ from envmgr.errors import (
     EnvManagerError,
     EnvNotReadyError,
     EnvTimeout,
-    FailuresExhaustedError,
     LeaseEndedError,
     NothingReadyError,
 )
@@ -325,8 +324,7 @@ class Slots:
                 for batches waits for some that it names.
             held: envs that may not be, because a call for batches has not given up theirs yet.
         """
-        if self._supervisor.repair.fatal_errors:
-            self._find_fatal()
+        self._find_fatal()
         undelivered = self._table.undelivered
         if undelivered:
             for env_id in [i for i in undelivered if i in self._tenants]:
@@ -339,6 +337,8 @@ class Slots:
             self._look_after_leaving()
         if self._waiting and may_lease:
             self._lease(held)
+        else:
+            self._seen = None  # whatever happens until the next look
         if self._left:
             left, self._left = self._left, []
             for env in left:  # of those who wait nobody may have been given it
@@ -458,10 +458,12 @@ class Slots:
             if env_id in held:
                 continue
             env, state = table.envs[env_id], states[env_id]
+            if (
+                env.shares_env or env.host_id is None
+            ):  # or it was given up: only its user revives it
+                continue
             if env_id in table.failed_while_ready:
                 failed.append(env_id)
-            elif env.shares_env or env.host_id is None:
-                continue
             elif state == EnvState.NEED_RESET:
                 used.append(env_id)
             elif state == EnvState.RUN:
@@ -524,11 +526,13 @@ class Slots:
                 raised=_ended(env_id),
             )
         env, supervisor = self._table.envs[env_id], self._supervisor
+        self._find_fatal()
         self._table.use_up_params((env_id,))
         self._not_to_join.discard(env_id)  # it is leased again once it is over
         del self._tenants[env_id]
-        if tenancy.fatal is not None:
-            supervisor.repair.raise_later(tenancy.fatal)
+        fatal, repair = tenancy.fatal, supervisor.repair
+        if fatal is not None and not (isinstance(fatal, EnvFailure) and repair.recovers):
+            repair.raise_later(fatal)  # else it was a value of its step that is not finite
         own = self._limits.own.pop(env_id, None)
         if self._table.owes(env_id):
             self._cancel(env, own)
@@ -855,19 +859,10 @@ class Slots:
 
     def _find_fatal(self) -> None:
         """Have what is to be raised of a leased env be raised by the calls of its user."""
-        repair = self._supervisor.repair
-        if not repair.fatal_errors:
-            return
-        kept = []
-        for error in list(repair.fatal_errors):
-            of_env = isinstance(error, (EnvFailure, FailuresExhaustedError))
-            tenancy = self._tenants.get(error.env_id) if of_env else None  # type: ignore[attr-defined]
-            if tenancy is None:
-                kept.append(error)
-            else:
-                tenancy.fatal = error
-        if len(kept) < len(repair.fatal_errors):
-            repair.keep_fatal(kept)
+        fatal = self._supervisor.repair.fatal_of_leases
+        while fatal:
+            env_id, error = fatal.popitem()
+            self._tenants[env_id].fatal = error
 
 
 def _nobody() -> bool:

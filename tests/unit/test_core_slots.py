@@ -16,6 +16,7 @@ from envmgr.errors import (
     EnvCrash,
     EnvLeasedError,
     EnvNotReadyError,
+    EnvProtocolError,
     EnvRaised,
     EnvTimeout,
     FailuresExhaustedError,
@@ -26,7 +27,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.outcomes import OutcomeStatus
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.wire.messages import AfterStep, Op
+from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.rig import Rig, over_routes, route
 
 __all__ = ["route"]
@@ -370,6 +371,75 @@ def test_too_many_failures_are_raised_by_the_next_call_of_that_lease() -> None:
     assert isinstance(call.error, FailuresExhaustedError)
     assert call.error.env_id == 0
     assert of.rig.supervisor.repair.fatal is None
+
+
+def test_a_number_that_is_not_finite_is_raised_by_who_has_seen_it_and_by_nobody_else() -> None:
+    of = leases(raise_non_finite=True)
+    first = of.begun()
+    call = of.step(first)
+    of.rig.fail(kind=FailureKind.NON_FINITE)
+    of.serve()
+    assert isinstance(call.result.info["error"], EnvProtocolError)
+    assert isinstance(of.step(first).error, EnvProtocolError)
+    of.rig.reset_done()
+    of.reset(first)
+    of.step(first)
+    of.rig.fail(kind=FailureKind.NON_FINITE)
+    of.serve()
+    of.slots.give_back(first)
+    second = of.ask()
+    of.serve()
+    of.rig.reset_done()
+    of.serve()
+    assert second.env_id == 0
+    assert of.reset(second).error is None
+    assert of.step(second).error is None
+    assert of.rig.supervisor.repair.fatal is None, "nor by calls for batches"
+
+
+def test_what_an_env_was_given_up_for_before_its_lease_is_raised_by_calls_for_batches() -> None:
+    of = leases(2, policy=FailurePolicy(max_failures=0))
+    of.rig.die(0)
+    repair = of.rig.supervisor.repair
+    assert isinstance(repair.fatal, FailuresExhaustedError)
+    tenancy = of.lease()
+    assert tenancy.env_id == 1
+    of.reset(tenancy)
+    waiting = of.ask()
+    of.serve()
+    assert (waiting.env_id, waiting.error) == (None, None), "nobody revives the other one"
+    of.rig.supervisor.resets.begin({0: None})
+    of.rig.run(0.5)
+    of.rig.hello()
+    of.serve(may_lease=False)
+    of.rig.reset_done()
+    of.serve()
+    assert waiting.env_id == 0
+    assert of.reset(waiting).error is None
+    assert isinstance(repair.fatal, FailuresExhaustedError)
+
+
+def test_an_env_that_was_dropped_is_not_revived_by_who_waits() -> None:
+    of = leases(policy=FailurePolicy(max_failures=0, drop_exhausted=True))
+    of.rig.die()
+    waiting = of.ask()
+    of.serve()
+    of.rig.run(0.5)
+    of.serve()
+    assert isinstance(waiting.error, AllEnvsFailedError)
+    assert of.rig.supervisor.repair.fatal is None
+
+
+def test_an_error_is_of_the_lease_in_which_it_came_up() -> None:
+    """Though that one ends before it was looked at, and somebody else has the env since."""
+    of = leases(policy=FailurePolicy(max_failures=0))
+    first = of.begun()
+    of.call(first, "reset")
+    of.rig.fail(during="reset")
+    of.slots.give_back(first)
+    of.slots.obey()
+    assert isinstance(of.rig.supervisor.repair.fatal, FailuresExhaustedError)
+    assert not of.rig.supervisor.repair.fatal_of_leases
 
 
 # -- limits ----------------------------------------------------------------------------------------
