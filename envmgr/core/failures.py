@@ -710,16 +710,18 @@ class Repair:
             self._tell_user(env, failure, gets)
             self.call_ended(env)
             return
-        self._count_failure(env, failure)
+        # Not what users get: whoever raises that has it keep all that the frames on its way have.
+        kept = copy.copy(failure)
+        self._count_failure(env, kept)
         self._restorations.failed(env, is_lost=situation.lost is not Lost.NOTHING)
         if self._spares is not None:
             self._spares.failed(env)
         if not self.quiet and answer.raises is not Raises.LAUNCH_ERROR:  # that says it
-            logger.warning("%s", failure)
+            logger.warning("%s", kept)
         self._tell_user(env, failure, gets, env_info)
         exceeded = None
         if answer.charged and decide(COUNTS, situation):
-            exceeded = self._charge(env, failure)
+            exceeded = self._charge(env, kept)
         if exceeded is not None:
             conditions = situation.conditions | {Condition.EXHAUSTED}
             answer = decide(ANSWERS, replace(situation, conditions=conditions))
