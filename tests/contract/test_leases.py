@@ -41,7 +41,11 @@ from envmgr.errors import (
     WrongLoopError,
 )
 from envmgr.outcomes import OutcomeStatus
-from tests.contract.cancelled import cancel_everywhere, cancel_launch_and_close
+from tests.contract.cancelled import (
+    cancel_everywhere,
+    cancel_launch_and_close,
+    use_beside_leases,
+)
 from tests.contract.leased import (
     AT_GATE,
     DIE,
@@ -632,6 +636,11 @@ def test_cancelled_at_any_await_nothing_is_lost(cfg: dict[str, Any]) -> None:
     n_points, wrong = cancel_everywhere(cfg, most=90)
     assert wrong == []
     assert n_points > 60
+
+
+def test_cancelled_beside_a_lease_that_waits_nothing_is_lost() -> None:
+    _, wrong = cancel_everywhere(PROCESSES, most=200, uses=(use_beside_leases,))
+    assert wrong == []
 
 
 @pytest.mark.parametrize(("cfg", "most"), [(KINDS[1], 40), (PROCESSES, 7)], ids=["thread", "each"])
