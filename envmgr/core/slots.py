@@ -859,10 +859,14 @@ class Slots:
 
     def _find_fatal(self) -> None:
         """Have what is to be raised of a leased env be raised by the calls of its user."""
-        fatal = self._supervisor.repair.fatal_of_leases
-        while fatal:
-            env_id, error = fatal.popitem()
-            self._tenants[env_id].fatal = error
+        repair = self._supervisor.repair
+        while repair.fatal_of_leases:
+            env_id, error = repair.fatal_of_leases.popitem()
+            tenancy = self._tenants.get(env_id)
+            if tenancy is None:  # it has failed while it was given back
+                repair.raise_later(error)
+            else:
+                tenancy.fatal = error
 
 
 def _nobody() -> bool:

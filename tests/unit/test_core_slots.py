@@ -430,6 +430,24 @@ def test_an_env_that_was_dropped_is_not_revived_by_who_waits() -> None:
     assert of.rig.supervisor.repair.fatal is None
 
 
+def test_what_an_env_fails_with_while_it_is_given_back_is_raised_by_calls_for_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = leases(policy=FailurePolicy(max_failures=0))
+    tenancy = of.begun()
+    begin = of.rig.supervisor.resets.begin
+
+    def fails(params: Any) -> None:
+        begin(params)
+        of.rig.transport.fail(0, "reset")
+        of.rig.engine.collect()
+
+    monkeypatch.setattr(of.rig.supervisor.resets, "begin", fails)
+    of.slots.give_back(tenancy)
+    of.serve()
+    assert isinstance(of.rig.supervisor.repair.fatal, FailuresExhaustedError)
+
+
 def test_an_error_is_of_the_lease_in_which_it_came_up() -> None:
     """Though that one ends before it was looked at, and somebody else has the env since."""
     of = leases(policy=FailurePolicy(max_failures=0))
