@@ -201,7 +201,8 @@ class EnvFailure(EnvManagerError, RuntimeError):
 def _rebuild_failure(
     cls: type[EnvFailure], args: tuple[object, ...], state: dict[str, object]
 ) -> EnvFailure:
-    failure = cls.__new__(cls)
+    # `cls.__new__` of an `EnvTimeout` is that of RuntimeError, which makes no TimeoutError.
+    failure: EnvFailure = (OSError if issubclass(cls, OSError) else Exception).__new__(cls)
     failure.args = args
     failure.__dict__.update(state)
     return failure

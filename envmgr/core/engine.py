@@ -931,7 +931,8 @@ def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
         False if all are DONE.
 
     Raises:
-        NothingReadyError, AllEnvsFailedError: none can become ready; the message says why.
+        NothingReadyError, AllEnvsFailedError: none can become ready, of those that are not leased;
+            the message says why.
     """
     repair, envs, table = supervisor.repair, supervisor.envs, supervisor.table
 
@@ -945,6 +946,14 @@ def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
     if settled():
         return True
     _refuse_to_wait(supervisor)
+    if table.leased:
+        others = (
+            "" if len(table.leased) == len(envs) else ", and the others take no action any more"
+        )
+        raise NothingReadyError(
+            f"no env is ready: envs {sorted(table.leased)} are leased{others}. Calls for batches "
+            "have a leased env when its lease has ended: end one, or use more envs."
+        )
     return False
 
 
@@ -982,12 +991,12 @@ def refuse_unready(supervisor: Supervisor, env_ids: Sequence[int]) -> None:
 
 
 def _refuse_to_wait(supervisor: Supervisor) -> None:
-    """Say why nothing can become ready; return if all envs are done.
+    """Say why nothing can become ready; return if all envs are done, or leased.
 
     Raises:
         NothingReadyError: for one of three reasons; AllEnvsFailedError for the last of them.
     """
-    states = supervisor.table.env_states()
+    states, leased = supervisor.table.env_states(), supervisor.table.leased
     owed = supervisor.table.owed_ids()
     if owed:
         raise NothingReadyError(
@@ -1005,7 +1014,7 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
     waiting = [  # some of them may still be under repair after a failure
         env.env_id
         for env, state in zip(supervisor.envs, states, strict=True)
-        if state is EnvState.NEED_RESET or env.is_under_way
+        if env.env_id not in leased and (state is EnvState.NEED_RESET or env.is_under_way)
     ]
     if waiting:
         raise NothingReadyError(
@@ -1013,7 +1022,7 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
             "Begin new ones with reset({env_id: params})."
         )
     failed = [i for i, state in enumerate(states) if state is not EnvState.DONE]
-    if failed and EnvState.RUN not in states:
+    if failed and not leased and EnvState.RUN not in states:
         raise AllEnvsFailedError(
             f"no env can become ready: envs {failed} have failed for good. Repair them with "
             "reset({env_id: None}), or close the manager."

@@ -640,6 +640,7 @@ class Repair:
         quiet: neither failures nor notices are logged: they will come again.
         urgent: what is fatal has to be raised at once.
         fatal_errors: what has to be raised, one by each public call.
+        fatal_of_leases: by env_id: what has to be raised by who had leased an env when it failed.
     """
 
     def __init__(
@@ -670,6 +671,7 @@ class Repair:
         self.quiet = False
         self.launch_failures: dict[int, EnvFailure] = {}
         self.fatal_errors: deque[Exception] = deque()
+        self.fatal_of_leases: dict[int, Exception] = {}
         self.urgent = False
 
     # -- a failure --------------------------------------------------------------------------
@@ -708,16 +710,18 @@ class Repair:
             self._tell_user(env, failure, gets)
             self.call_ended(env)
             return
-        self._count_failure(env, failure)
+        # Not what users get: whoever raises that has it keep all that the frames on its way have.
+        kept = copy.copy(failure)
+        self._count_failure(env, kept)
         self._restorations.failed(env, is_lost=situation.lost is not Lost.NOTHING)
         if self._spares is not None:
             self._spares.failed(env)
         if not self.quiet and answer.raises is not Raises.LAUNCH_ERROR:  # that says it
-            logger.warning("%s", failure)
+            logger.warning("%s", kept)
         self._tell_user(env, failure, gets, env_info)
         exceeded = None
         if answer.charged and decide(COUNTS, situation):
-            exceeded = self._charge(env, failure)
+            exceeded = self._charge(env, kept)
         if exceeded is not None:
             conditions = situation.conditions | {Condition.EXHAUSTED}
             answer = decide(ANSWERS, replace(situation, conditions=conditions))
@@ -920,7 +924,9 @@ class Repair:
                 self._table.launching and culprit.env_id in self.launch_failures
             ),
             # A number that is not finite may be raised, too, and ends nothing else.
-            Condition.RAISED: self.urgent and not self._policy.recover,
+            Condition.RAISED: (
+                (self.urgent or culprit.env_id in self.fatal_of_leases) and not self._policy.recover
+            ),
         }
         situation = self._situation(env, Lost.HOST, found)
         situation = self._decide_on_episode(env, situation)
@@ -975,15 +981,21 @@ class Repair:
             exceeded,
         )
         logger.error("%s", error)
-        self.raise_later(error)
+        if env.env_id in self._table.leased:
+            self.fatal_of_leases[env.env_id] = error
+        else:
+            self.raise_later(error)
 
     def raise_at_once(self, failure: EnvFailure) -> None:
         """Have the present or next public call raise `failure` before anything else.
 
-        A launch fails with it: nothing is tried again.
+        A launch fails with it: nothing is tried again. That of a leased env is raised by its user.
         """
         if self._table.launching:
             self.launch_failures[failure.env_id] = failure
+            return
+        if failure.env_id in self._table.leased:
+            self.fatal_of_leases[failure.env_id] = failure
             return
         self.fatal_errors.append(failure)
         self.urgent = True
@@ -1001,12 +1013,6 @@ class Repair:
     def recovers(self) -> bool:
         """Whether failures are repaired, and not raised."""
         return self._policy.recover
-
-    def keep_fatal(self, errors: Sequence[Exception]) -> None:
-        """Have only these be raised by public calls; others are raised elsewhere."""
-        self.fatal_errors.clear()
-        self.fatal_errors.extend(errors)
-        self.urgent = self.urgent and bool(errors)
 
     def take_fatal(self) -> Exception | None:
         """Return what is to be raised now, once."""

@@ -19,6 +19,7 @@ import contextlib
 import logging
 import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -88,14 +89,14 @@ class AwaitedCall:
 
     Attributes:
         is_abandoned: nobody awaits it any more.
-        returned: what it has returned; None until then, or if that was no timesteps.
+        returned: timesteps that it has returned, until the coroutine has them; else None.
     """
 
-    __slots__ = ("is_abandoned", "returned")
+    __slots__ = ("__weakref__", "is_abandoned", "returned")
 
     def __init__(self) -> None:
         self.is_abandoned = False
-        self.returned: Returning | None = None
+        self.returned: HandedOut | None = None
 
 
 class Owner:
@@ -130,7 +131,7 @@ class Owner:
         self._news = Waker()
         self._is_followed = False
         self.thread: threading.Thread | None = None
-        self._returned: Returning | None = None  # by the call for batches that ended last
+        self._returned: HandedOut | None = None  # by the call for batches that ended last
         self.owed: deque[HandedOut] = deque()
         self._ending = False
         self._asleep = False
@@ -142,6 +143,10 @@ class Owner:
         self._watch, self._watched = Watch(()), list[Any]()
         self._awaited: AwaitedCall | None = None  # what the thread `_maker` is at
         self._maker = 0
+        # Calls that have returned to coroutines that may not have gone on yet; that thread's alone.
+        # Weakly: a coroutine that is just dropped keeps no env from being leased.
+        self._untaken: deque[weakref.ref[AwaitedCall]] = deque()
+        self._awaits_taking = False
         self._has_engine = InterruptibleEvent()
         self._served = threading.Lock()
 
@@ -180,9 +185,15 @@ class Owner:
         if self._is_followed:
             self._news.silence()  # if there are more, the next round says so again
         self._has_news = True
-        self._returned = returned = self._engine.supervisor.journal.returning
-        if self._awaited is not None and threading.get_ident() == self._maker:
-            self._awaited.returned = returned
+        returning = self._engine.supervisor.journal.returning
+        self._returned = returned = None if returning is None else returning.timesteps
+        awaited = self._awaited
+        if returned is not None and awaited is not None and threading.get_ident() == self._maker:
+            awaited.returned = returned
+            untaken = self._untaken
+            untaken.append(weakref.ref(awaited))
+            while untaken and _returned_by(untaken[0]) is None:
+                untaken.popleft()
         self.wake()
 
     def refuse_within_a_call(self) -> None:
@@ -304,25 +315,36 @@ class Owner:
         if beside is not None:
             beside.wake()  # another one just looks once more
 
+    def taken(self, awaited: AwaitedCall) -> None:
+        """A coroutine has what its call has returned: its envs may be leased; from any thread."""
+        awaited.returned = None
+        if self._awaits_taking:
+            self._has_news = True
+            self.wake()
+
     def take_back(self, awaited: AwaitedCall) -> None:
         """Have envs owe the timesteps that a call has returned, to nobody; from any thread.
 
         The next call does it, as it does after an interrupt; or, if there was another one since,
-        that one, or the one after it.
+        that one, or the one after it. Nobody leases these envs before: see `_held`.
         """
-        returned, awaited.returned = awaited.returned, None
-        if returned is None:
-            return
+        returned = awaited.returned
+        if returned is not None:
+            self._have_owed(returned)
+            self.taken(awaited)
+
+    def _have_owed(self, returned: HandedOut) -> None:
+        """Have what was returned be owed again: by the next call, or by the owner."""
         journal = self._engine.supervisor.journal
         if self._lock.acquire(False):
             try:
                 was_last = self._returned is returned
                 if was_last and journal.caller is None and journal.returning is None:
-                    journal.returning = Returning(returned.timesteps, None)
+                    journal.returning = Returning(returned, None)
                     return
             finally:
                 self._lock.release()
-        self.owed.append(returned.timesteps)
+        self.owed.append(returned)
         self._has_news = True
         self.wake()
 
@@ -412,8 +434,11 @@ class Owner:
         engine, slots = self._engine, self.slots
         supervisor, transport = engine.supervisor, engine.transport
         supervisor.journal.finish()  # what an interrupt may have left
-        self.settle_owed()
         slots.obey()
+        # In this order: a call that has returned by now is held, and what is held no more is owed.
+        is_returning = slots.has_waiting and self._is_returning()
+        held = self._held()
+        self.settle_owed()
         limits, beside = supervisor.hosts.limits, self._beside
         now, runs_envs = limits.clock(), not transport.works_alone
         is_full = self._has_news or runs_envs or limits.earliest <= now
@@ -423,8 +448,8 @@ class Owner:
             if engine.closing:
                 return True, 0.0
             supervisor.submitter.have_all_ring()
-        is_returning = slots.has_waiting and self._is_returning()
-        slots.serve(may_lease=not is_returning and (beside is None or not beside.names_envs))
+        may_lease = not is_returning and (beside is None or not beside.names_envs)
+        slots.serve(may_lease=may_lease, held=held)
         if is_full:
             self._n_rounds += 1
             if beside is not None and not beside.is_woken and self._is_finished(beside):
@@ -444,6 +469,17 @@ class Owner:
             return is_new, min(seconds, _LOOK_INLINE_S)  # of a pool, results may come by and by
         self._has_run = False
         return False, min(seconds, MIN_INTERVAL_S) if transport.has_unsent else seconds
+
+    def _held(self) -> frozenset[int]:
+        """Return envs whose timesteps a call has returned to a coroutine that has not gone on yet.
+
+        Should it be cancelled in this moment, they owe them again; so nobody may lease them before.
+        """
+        self._awaits_taking = self.slots.has_waiting  # first: `taken` looks at it last
+        if not self._awaits_taking:
+            return frozenset()
+        returned = filter(None, map(_returned_by, self._untaken.copy()))
+        return frozenset(i for each in returned for i in by_env_id(each.result))
 
     def _is_returning(self) -> bool:
         """Whether a call for batches is over, but has not returned yet.
@@ -506,6 +542,12 @@ class Owner:
         job, self._last_job = self._last_job, _nothing
         if job is not None:
             job()
+
+
+def _returned_by(call: weakref.ref[AwaitedCall]) -> HandedOut | None:
+    """Return timesteps that the coroutine of a call may not have yet, if there are any."""
+    awaited = call()
+    return None if awaited is None else awaited.returned
 
 
 def _nothing() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,6 @@ from envmgr.errors import (
     EnvManagerError,
     EnvNotReadyError,
     EnvTimeout,
-    FailuresExhaustedError,
     LeaseEndedError,
     NothingReadyError,
 )
@@ -35,8 +34,11 @@ from envmgr.outcomes import Outcome, failure_in, status_of, summed
 from envmgr.spaces import ActionCheck
 from envmgr.types import EnvTimestep, Once, is_abnormal, monotonic
 
-Notify = Callable[[], None]
-"""Tells somebody that what was asked for has come; called without the engine, in any thread."""
+Notify = Callable[[], bool]
+"""Tells somebody that what was asked for has come; called without the engine, in any thread.
+
+Returns whether there may be anybody: not in an event loop that was closed.
+"""
 
 _STEP_PHASES = frozenset((Phase.POSTED, Phase.STEPPING))
 _RESET_PHASES = frozenset((Phase.RESETTING,))
@@ -261,12 +263,13 @@ class Slots:
         self._waiting: deque[Tenancy] = deque()
         self._tenants: dict[int, Tenancy] = {}
         self._resetting: dict[int, Tenancy] = {}
+        self._left: list[ManagedEnv] = []  # in an episode, as they may be handed on like that
         self._leaving: set[int] = set()  # envs whose step nobody awaits, after their lease
         self._not_to_join: set[int] = set()  # envs in a reset with wishes that nobody awaits
         # By env_id, where it is not 0: what an env has stepped before the episode that it is at the
         # beginning of, and nobody has seen.
         self._steps_at_reset: dict[int, int] = {}
-        self._to_notify: list[Notify] = []
+        self._to_notify: list[tuple[Tenancy, Tenancy | SlotCall]] = []  # of whom, and of what
         self._seen: Any = None
         self._closed_with: Exception | None = None
 
@@ -311,7 +314,7 @@ class Slots:
 
     # -- the owner ------------------------------------------------------------------------------
 
-    def serve(self, *, may_lease: bool = True) -> None:
+    def serve(self, *, may_lease: bool = True, held: Set[int] = frozenset()) -> None:
         """Do all that can be done now; the engine is held, and what has arrived was applied.
 
         `notify_all` says so to whom it concerns, once the engine is free.
@@ -319,9 +322,9 @@ class Slots:
         Args:
             may_lease: whether envs that are free may be leased, which they may not be while a call
                 for batches waits for some that it names.
+            held: envs that may not be, because a call for batches has not given up theirs yet.
         """
-        if self._supervisor.repair.fatal_errors:
-            self._find_fatal()
+        self._find_fatal()
         undelivered = self._table.undelivered
         if undelivered:
             for env_id in [i for i in undelivered if i in self._tenants]:
@@ -333,7 +336,15 @@ class Slots:
         if self._leaving:
             self._look_after_leaving()
         if self._waiting and may_lease:
-            self._lease()
+            self._lease(held)
+        else:
+            self._seen = None  # whatever happens until the next look
+        if self._left:
+            left, self._left = self._left, []
+            for env in left:  # of those who wait nobody may have been given it
+                is_idle = env.phase is Phase.IDLE and env.state is EnvState.RUN
+                if is_idle and env.env_id not in self._table.leased:
+                    self._begin_anew(env)
 
     @property
     def until(self) -> float:
@@ -383,16 +394,19 @@ class Slots:
         call = tenancy.call
         if tenancy.env_id is None:
             tenancy.error, tenancy.is_over = error, True
-            self._to_notify.append(tenancy.notify)
+            self._to_notify.append((tenancy, tenancy))
         elif call is not None:
             text = f"env {tenancy.env_id} was closed in its {call.during}: {error}"
             self._end_call(tenancy, call, tenancy.abandoned(call, text), raised=error)
 
     def notify_all(self) -> None:
-        """Tell everybody for whom there is something."""
+        """Tell everybody for whom there is something; a lease that nobody has any more ends."""
         to_notify, self._to_notify = self._to_notify, []
-        for notify in to_notify:
-            notify()
+        for tenancy, told in to_notify:
+            # With it goes the coroutine, which is to be dropped if its loop does not go on with it.
+            notify, told.notify = told.notify, _nobody
+            if not notify():
+                self.give_back(tenancy)
 
     # -- leases ---------------------------------------------------------------------------------
 
@@ -402,7 +416,7 @@ class Slots:
         else:
             self._waiting.append(tenancy)
 
-    def _lease(self) -> None:
+    def _lease(self, held: Set[int]) -> None:
         """Give free envs to those who wait, in order of asking."""
         table = self._table
         now = (
@@ -410,11 +424,12 @@ class Slots:
             bytes(table.states.column),
             len(table.leased),
             (*table.undelivered, *table.unexecuted),
+            held,
         )
         n_waiting = len(self._waiting)
         if self._seen == (now, n_waiting):
             return  # nothing was free, and nothing has changed
-        fresh, used = self._free()
+        fresh, used = self._free(held)
         while self._waiting:
             tenancy = self._waiting[0]
             if tenancy.is_over:
@@ -428,10 +443,10 @@ class Slots:
             is_fresh = bool(fresh)
             self._begin_lease(tenancy, (fresh or used).popleft(), is_fresh=is_fresh)
         self._seen = now, len(self._waiting)
-        if self._waiting and not self._tenants and not self._leaving:
+        if self._waiting and not self._tenants and not self._leaving and not held:
             self._refuse_if_hopeless()
 
-    def _free(self) -> tuple[deque[int], deque[int]]:
+    def _free(self, held: Set[int]) -> tuple[deque[int], deque[int]]:
         """Return the free envs that are at the beginning of an episode, and the others."""
         table, fresh, used = self._table, deque[int](), deque[int]()
         self._supervisor.selections.steps_of(0)  # adds up what each env was asked for
@@ -440,11 +455,15 @@ class Slots:
         for env_id in table.all_ids:
             if env_id in table.leased or column[env_id] != Phase.IDLE or table.owes(env_id):
                 continue
+            if env_id in held:
+                continue
             env, state = table.envs[env_id], states[env_id]
+            if (
+                env.shares_env or env.host_id is None
+            ):  # or it was given up: only its user revives it
+                continue
             if env_id in table.failed_while_ready:
                 failed.append(env_id)
-            elif env.shares_env or env.host_id is None:
-                continue
             elif state == EnvState.NEED_RESET:
                 used.append(env_id)
             elif state == EnvState.RUN:
@@ -463,7 +482,7 @@ class Slots:
         self._table.lease(env_id)
         self._tenants[env_id] = tenancy
         self._counts.leases += 1
-        self._to_notify.append(tenancy.notify)
+        self._to_notify.append((tenancy, tenancy))
 
     def _refuse_if_hopeless(self) -> None:
         """Tell those who wait if no env will ever be free."""
@@ -487,7 +506,7 @@ class Slots:
             )
         for tenancy in self._waiting:
             tenancy.error, tenancy.is_over = error, True
-            self._to_notify.append(tenancy.notify)
+            self._to_notify.append((tenancy, tenancy))
         self._waiting.clear()
 
     def _give_back(self, tenancy: Tenancy) -> None:
@@ -507,11 +526,13 @@ class Slots:
                 raised=_ended(env_id),
             )
         env, supervisor = self._table.envs[env_id], self._supervisor
+        self._find_fatal()
         self._table.use_up_params((env_id,))
         self._not_to_join.discard(env_id)  # it is leased again once it is over
         del self._tenants[env_id]
-        if tenancy.fatal is not None:
-            supervisor.repair.raise_later(tenancy.fatal)
+        fatal, repair = tenancy.fatal, supervisor.repair
+        if fatal is not None and not (isinstance(fatal, EnvFailure) and repair.recovers):
+            repair.raise_later(fatal)  # else it was a value of its step that is not finite
         own = self._limits.own.pop(env_id, None)
         if self._table.owes(env_id):
             self._cancel(env, own)
@@ -520,18 +541,17 @@ class Slots:
         elif tenancy.is_fresh:
             self._steps_at_reset[env_id] = supervisor.selections.steps_of(env_id)
         elif env.phase is Phase.IDLE and env.state is EnvState.RUN:
-            self._begin_anew(env)
+            if self.has_waiting and env.failed_while_ready is None and supervisor.spares is None:
+                # Who is given it begins with a reset, with a seed perhaps: it is not reset twice.
+                self._left.append(env)
+            else:
+                self._begin_anew(env)
         self._table.unlease(env_id)
         self._seen = None
 
     def _begin_anew(self, env: ManagedEnv) -> None:
-        """Have an env that was left in an episode be fresh for the next lease.
-
-        If somebody waits already, the first call of that lease is the reset.
-        """
+        """Have an env that was left in an episode be fresh for whoever uses it next."""
         supervisor = self._supervisor
-        if env.failed_while_ready is None and supervisor.spares is None and self.has_waiting:
-            return
         if env.failed_while_ready is None and supervisor.spares is not None:
             supervisor.refresh(env.env_id)
         else:
@@ -611,7 +631,7 @@ class Slots:
         """Raise an error of who called: the env was asked nothing."""
         tenancy.call = None
         call.error, call.is_over = error, True
-        self._to_notify.append(call.notify)
+        self._to_notify.append((tenancy, call))
 
     def _begin_step(self, tenancy: Tenancy, env: ManagedEnv, call: SlotCall) -> None:
         env_id, table = env.env_id, self._table
@@ -730,7 +750,7 @@ class Slots:
             self._resetting.pop(tenancy.env_id, None)
         call.error, call.is_over = raised or cause, True
         if not call.is_abandoned:
-            self._to_notify.append(call.notify)
+            self._to_notify.append((tenancy, call))
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -767,7 +787,7 @@ class Slots:
             self._find_fatal()
             tenancy.fatal, call.error, call.closes = None, cause, True
         call.result, call.is_over = timestep, True
-        self._to_notify.append(call.notify)
+        self._to_notify.append((tenancy, call))
 
     def _log(self, tenancy: Tenancy) -> None:
         """Tell the log of an episode that has ended, once."""
@@ -833,25 +853,25 @@ class Slots:
         tenancy.note(call, None, self._clock())
         call.result = self._table.observed.of((env.env_id,))[0], env.reset_info
         call.is_over = True
-        self._to_notify.append(call.notify)
+        self._to_notify.append((tenancy, call))
 
     # -- what is to be raised -------------------------------------------------------------------
 
     def _find_fatal(self) -> None:
         """Have what is to be raised of a leased env be raised by the calls of its user."""
         repair = self._supervisor.repair
-        if not repair.fatal_errors:
-            return
-        kept = []
-        for error in list(repair.fatal_errors):
-            of_env = isinstance(error, (EnvFailure, FailuresExhaustedError))
-            tenancy = self._tenants.get(error.env_id) if of_env else None  # type: ignore[attr-defined]
-            if tenancy is None:
-                kept.append(error)
+        while repair.fatal_of_leases:
+            env_id, error = repair.fatal_of_leases.popitem()
+            tenancy = self._tenants.get(env_id)
+            if tenancy is None:  # it has failed while it was given back
+                repair.raise_later(error)
             else:
                 tenancy.fatal = error
-        if len(kept) < len(repair.fatal_errors):
-            repair.keep_fatal(kept)
+
+
+def _nobody() -> bool:
+    """Tell nobody: that was done."""
+    return True
 
 
 def _ended(env_id: int | None) -> LeaseEndedError:

@@ -21,8 +21,8 @@ class Signal(Protocol):
 
     loop: Any
 
-    def notify(self) -> None:
-        """Wake the coroutine; from any thread, also when its loop has ended."""
+    def notify(self) -> bool:
+        """Wake the coroutine; from any thread. Returns False if its loop has ended."""
 
     async def wait(self, seconds: float = math.inf) -> bool:
         """Wait until it is notified, for so long at most; return whether it was.
@@ -53,12 +53,13 @@ class AsyncioSignal:
         self.loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] = self.loop.create_future()
 
-    def notify(self) -> None:
-        """Wake the coroutine."""
+    def notify(self) -> bool:
+        """Wake the coroutine; return whether its loop is there."""
         try:
             self.loop.call_soon_threadsafe(self._set)
         except RuntimeError:  # the loop was closed: nobody waits any more
-            return
+            return False
+        return True
 
     def _set(self) -> None:
         if not self._future.done():
@@ -103,12 +104,13 @@ class TrioSignal:
         self.loop: Any = self._trio.lowlevel.current_trio_token()
         self._event: Any = self._trio.Event()
 
-    def notify(self) -> None:
-        """Wake the coroutine."""
+    def notify(self) -> bool:
+        """Wake the coroutine; return whether its loop is there."""
         try:
             self.loop.run_sync_soon(self._event.set)
         except self._trio.RunFinishedError:  # nobody waits any more
-            return
+            return False
+        return True
 
     async def wait(self, seconds: float = math.inf) -> bool:
         """Wait until it is notified, for so long at most; return whether it was."""

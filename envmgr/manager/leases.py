@@ -52,9 +52,10 @@ class _ThreadSignal:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def notify(self) -> None:
+    def notify(self) -> bool:
         """Wake the thread; from any other."""
         self._lock.release()
+        return True
 
     def wait(self, seconds: float = math.inf) -> bool:
         """Wait until it is notified, for so long at most."""

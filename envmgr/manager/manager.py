@@ -517,8 +517,8 @@ class EnvManager:
             `{env_id: obs}`, ascending; `{}` if all envs are DONE. V2: one stacked treetensor.
 
         Raises:
-            NothingReadyError: nothing can become ready without `recv`, or without `reset`; the
-                message says which.
+            NothingReadyError: nothing can become ready without `recv`, without `reset`, or while
+                envs are leased; the message says which.
             AllEnvsFailedError: nothing can become ready at all, as all envs have failed for good.
             FailuresExhaustedError: an env failed more often than allowed.
         """
@@ -972,6 +972,7 @@ class EnvManager:
             partial(owner.make, call, awaited),
             partial(owner.abandon, awaited),
             partial(owner.take_back, awaited),
+            partial(owner.taken, awaited),
         )
 
     async def __aenter__(self) -> Self:

@@ -124,6 +124,7 @@ class CallThread:
         call: Callable[[], T],
         abandon: Callable[[], None],
         undo: Callable[[], None],
+        taken: Callable[[], None],
     ) -> T:
         """Make a call.
 
@@ -131,6 +132,7 @@ class CallThread:
             call: the call.
             abandon: has it end soon, with nothing done.
             undo: takes back what it has returned.
+            taken: told that it is not to be undone any more.
         """
         if self._thread is None:
             thread = threading.Thread(
@@ -154,6 +156,7 @@ class CallThread:
                 undo()
             raise cancelled
         result: T = job.outcome()
+        taken()
         return result
 
     def end(self) -> None:

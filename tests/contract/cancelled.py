@@ -6,13 +6,19 @@ import asyncio
 import contextlib
 import itertools
 import random
+import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, NamedTuple
 
 import trio
 
 from envmgr import create_env_manager
-from envmgr.errors import LeaseTimeoutError
+from envmgr.errors import (
+    EnvLeasedError,
+    EnvNotReadyError,
+    LeaseTimeoutError,
+    NothingReadyError,
+)
 from tests.contract.leased import END, RAISE, Told
 
 AT_ONCE, TWICE, WITH_ANSWER, LATER = "at once", "twice", "with the answer", "later"
@@ -185,6 +191,35 @@ async def use_failing(manager: Any) -> None:
         await env.step(RAISE)
         await env.reset(seed=2)
         await env.step(1)
+
+
+async def use_beside_leases(manager: Any) -> None:
+    """Use calls for batches while a thread leases whatever is free."""
+    ended, wrong = threading.Event(), list[str]()
+
+    def lease() -> None:
+        while not ended.is_set():
+            with (
+                contextlib.suppress(LeaseTimeoutError),
+                manager.lease(acquire_timeout_s=0.05) as env,
+            ):
+                obs, _ = env.reset(seed=7)
+                timestep = env.step(5)
+                if obs.tolist() != [7.0, 0.0, -1.0] or timestep.obs.tolist() != [7.0, 1.0, 5.0]:
+                    wrong.append(f"a lease gave {obs} and {timestep}")
+
+    thread = threading.Thread(target=lease)
+    thread.start()
+    try:
+        for k in range(3):
+            # There is none, or one is leased, or reset after a lease, before it is stepped.
+            with contextlib.suppress(NothingReadyError, EnvLeasedError, EnvNotReadyError):
+                await manager.astep(dict.fromkeys(await manager.aready_obs(), k))
+    finally:
+        ended.set()
+        thread.join()
+    if wrong:
+        raise AssertionError(wrong)
 
 
 class Wrong(NamedTuple):

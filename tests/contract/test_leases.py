@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dis
 import gc
 import math
@@ -40,7 +41,11 @@ from envmgr.errors import (
     WrongLoopError,
 )
 from envmgr.outcomes import OutcomeStatus
-from tests.contract.cancelled import cancel_everywhere, cancel_launch_and_close
+from tests.contract.cancelled import (
+    cancel_everywhere,
+    cancel_launch_and_close,
+    use_beside_leases,
+)
 from tests.contract.leased import (
     AT_GATE,
     DIE,
@@ -601,12 +606,41 @@ def test_a_loop_that_ends_gives_its_envs_back() -> None:
             play(env, 1)
 
 
+@pytest.mark.parametrize("awaits", ["an env", "an answer"])
+def test_a_loop_that_is_closed_with_coroutines_pending_gives_its_envs_back(awaits: str) -> None:
+    async def leaves() -> None:
+        async with manager.lease() as env:
+            await env.reset()
+            pending.set()
+            await env.step(SLOW)
+
+    async def starts() -> None:
+        kept.append(asyncio.ensure_future(leaves()))
+        kept[0]._log_destroy_pending = False
+        await asyncio.sleep(0)
+        if awaits == "an answer":
+            await pending.wait()
+
+    with make(PROCESSES, 1) as manager:
+        loop, pending, kept = asyncio.new_event_loop(), asyncio.Event(), list[Any]()
+        with manager.lease() if awaits == "an env" else contextlib.nullcontext():
+            loop.run_until_complete(starts())
+            loop.close()
+        with manager.lease(acquire_timeout_s=PATIENCE_S) as env:
+            play(env, 1)
+
+
 @pytest.mark.parametrize("cfg", KINDS[:3], ids=lambda cfg: cfg["type"])
 def test_cancelled_at_any_await_nothing_is_lost(cfg: dict[str, Any]) -> None:
     """`make soak ARGS='--only leases'` does the same thousands of times."""
     n_points, wrong = cancel_everywhere(cfg, most=90)
     assert wrong == []
     assert n_points > 60
+
+
+def test_cancelled_beside_a_lease_that_waits_nothing_is_lost() -> None:
+    _, wrong = cancel_everywhere(PROCESSES, most=200, uses=(use_beside_leases,))
+    assert wrong == []
 
 
 @pytest.mark.parametrize(("cfg", "most"), [(KINDS[1], 40), (PROCESSES, 7)], ids=["thread", "each"])

@@ -24,6 +24,7 @@ from envmgr.core.engine import (
     WARN_EVERY_S,
     Engine,
     await_all_ready,
+    await_one_ready,
     refuse_unready,
 )
 from envmgr.core.table import Window
@@ -1039,6 +1040,43 @@ def test_waiting_for_rows_ends_when_all_are_ready() -> None:
     rig.send({i: i for i in range(3)})
     rig.fail(0, kind=FailureKind.PROTOCOL)
     assert [record.is_coming(i) for i in range(3)] == [True, False, False]
+
+
+@pytest.mark.parametrize("rest", ["leased", "done", "failed", "owed", "ended"])
+@pytest.mark.parametrize("state", [EnvState.RUN, EnvState.NEED_RESET, EnvState.RESET])
+def test_nobody_waits_for_leased_envs_or_takes_them_for_his(rest: str, state: EnvState) -> None:
+    policy = FailurePolicy(max_failures=0)
+    options = {"episode_num": 1} if rest == "done" else {"auto_reset": False}
+    rig = Rig(2, policy=policy, **options).launch()
+    supervisor, table = rig.supervisor, rig.supervisor.table
+    if state is EnvState.NEED_RESET:
+        rig.send(0)
+        rig.stepped(0, done=True)
+        rig.deliver(0)
+    rig.send(1)
+    if rest == "failed":
+        rig.fail(1)
+    elif rest != "owed":
+        rig.stepped(1, done=True)
+    if rest != "owed":
+        rig.deliver(1)
+        supervisor.repair.take_fatal()
+    table.lease(0)
+    if rest == "leased":
+        table.lease(1)
+    if state is EnvState.RESET:
+        rig.reset(0)
+    reasons = {
+        "leased": r"envs \[0, 1\] are leased\. Calls",
+        "owed": r"envs \[1\] have actions under way",
+        "ended": r"the episodes of envs \[1\] have ended",
+    }
+    reason = reasons.get(rest, r"envs \[0\] are leased, and the others take no action")
+    with pytest.raises(NothingReadyError, match=reason):
+        await_one_ready(rig.engine, supervisor)
+    table.unlease(0)
+    if rest in {"done", "failed"} and state is EnvState.RUN:
+        assert await_one_ready(rig.engine, supervisor)
 
 
 def test_who_waits_for_it_is_told_that_others_have_to_be_stepped() -> None:

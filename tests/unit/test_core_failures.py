@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
+import weakref
 from collections import OrderedDict
 from types import MappingProxyType
 from typing import Any
@@ -108,7 +111,7 @@ def test_whatever_happens_in_a_step_is_one_typed_failure(
     assert rig.deliver(0)[0].obs == obs
     assert rig.supervisor.statistics.failures_by_env == {0: 1}
     assert rig.supervisor.statistics.failures_by_kind == {error.__name__: 1}
-    assert list(rig.supervisor.statistics.latest_failures) == [failure]
+    assert [str(kept) for kept in rig.supervisor.statistics.latest_failures] == [str(failure)]
     if host_lost:
         assert host.ended
         assert rig.transport.host_of(0).generation_of(0) == 1
@@ -786,6 +789,41 @@ def test_a_call_that_hangs_is_stopped_at_the_limit_of_resets() -> None:
     assert rig.slot().failed_while_ready is failure
 
 
+@how_it_fails
+def test_a_failure_may_be_sent_elsewhere(
+    happens: Any, error: type[EnvFailure], host_lost: bool
+) -> None:
+    rig = Rig(2, deadlines=STEP_LIMIT).launch()
+    rig.send(0)
+    happens(rig)
+    failure = rig.error()
+    again = pickle.loads(pickle.dumps(failure))
+    assert (type(again), str(again), again.__dict__) == (error, str(failure), failure.__dict__)
+
+
+@how_it_fails
+def test_who_raises_a_failure_does_not_have_it_keep_his_frames(
+    happens: Any, error: type[EnvFailure], host_lost: bool
+) -> None:
+    class Large:
+        pass
+
+    def train(failure: EnvFailure) -> weakref.ref[Large]:
+        large = Large()
+        with pytest.raises(error):
+            raise failure
+        return weakref.ref(large)
+
+    rig = Rig(2, deadlines=STEP_LIMIT, policy=FailurePolicy(max_failures=9)).launch()
+    rig.send(0)
+    happens(rig)
+    large = train(rig.deliver(0)[0].info["error"])
+    gc.collect()
+    assert large() is None
+    kept = rig.supervisor.statistics.latest_failures[-1]
+    assert (type(kept), kept.env_id) == (error, 0)
+
+
 # -- the budget -----------------------------------------------------------------------------------
 
 
@@ -802,7 +840,8 @@ def test_an_env_that_fails_too_often_ends_in_error_and_the_next_call_raises() ->
     assert rig.state() is EnvState.ERROR
     fatal = rig.supervisor.repair.take_fatal()
     assert isinstance(fatal, FailuresExhaustedError)
-    assert fatal.failure is fatal.__cause__ is errors[0]
+    assert fatal.failure is fatal.__cause__
+    assert (type(fatal.failure), str(fatal.failure)) == (type(errors[0]), str(errors[0]))
     assert "env 0 failed 2 times within 60 s (max_failures is 1)" in str(fatal)
     assert "reset({0: None})" in str(fatal)
     assert rig.supervisor.repair.take_fatal() is None

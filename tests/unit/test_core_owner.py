@@ -194,9 +194,10 @@ class Owned:
         self.owner.wake()
         return call
 
-    def _tell(self, what: Any) -> None:
+    def _tell(self, what: Any) -> bool:
         assert not self.engine.lock._is_owned(), "whom it tells may want the engine"  # type: ignore[attr-defined]
         self.told.append(what)
+        return True
 
     def begun(self) -> Tenancy:
         """Lease an env and begin an episode."""
@@ -657,6 +658,67 @@ def test_it_is_owed_again_though_there_was_another_call_since(
             assert collector.arrived_ids() == [0]
     assert owed == [[0]]
     assert statistics.outstanding == (2 if is_under_way else 1)
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_what_a_coroutine_may_not_have_yet_is_leased_to_nobody(
+    patched: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    it = Owned(patched, env_num=1)
+    it.start()
+    it.rig.send({0: 1})
+    it.rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, {}, 0))
+    it.wait(it.rig.has_arrived)
+    waiting, awaited = it.ask(), AwaitedCall()
+    supervisor = it.rig.supervisor
+
+    def gather() -> None:
+        with it.engine.calling:
+            taken = supervisor.collector.take(it.rig.selection([0]))
+            assert taken is not None
+            supervisor.collector.timesteps(taken)
+        supervisor.journal.returning = None
+
+    it.owner.make(gather, awaited)
+    it.run(lambda: it.owner.taken(awaited) if is_taken else it.owner.take_back(awaited))
+    if not is_taken:
+        assert waiting.env_id is None, "it owes its timestep again"
+        assert supervisor.statistics.outstanding == 1
+        it.owner.make(gather, awaited)
+        assert supervisor.statistics.outstanding == 0
+        it.run(lambda: it.owner.taken(awaited))
+    assert (waiting.env_id, waiting.error) == (0, None)
+    assert it.slept == [None, None], "it was woken for that"
+    assert supervisor.statistics.of_slots.cancelled == 0
+
+
+def test_a_coroutine_that_was_dropped_keeps_no_env_from_being_leased(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    it, awaited, other = Owned(patched), AwaitedCall(), AwaitedCall()
+    it.start()
+    it.rig.send({0: 1, 1: 1})
+
+    def gather(env_id: int) -> None:
+        it.rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0))
+        it.wait(lambda: it.rig.has_arrived(env_id))
+        with it.engine.calling:
+            taken = it.rig.supervisor.collector.take(it.rig.selection([env_id]))
+            assert taken is not None
+            it.rig.supervisor.collector.timesteps(taken)
+        it.rig.supervisor.journal.returning = None
+
+    it.owner.make(partial(gather, 0), awaited)
+    it.owner.make(partial(gather, 1), other)
+    first, second = it.ask(), it.ask()
+    it.run()
+    assert (first.env_id, second.env_id) == (None, None)
+    del awaited
+    it.run(it.ask)
+    assert (first.env_id, second.env_id) == (0, None)
+    it.owner.taken(other)
+    it.run()
+    assert second.env_id == 1
 
 
 # -- the fd of a manager ---------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from envmgr.errors import (
     EnvCrash,
     EnvLeasedError,
     EnvNotReadyError,
+    EnvProtocolError,
     EnvRaised,
     EnvTimeout,
     FailuresExhaustedError,
@@ -25,7 +27,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.outcomes import OutcomeStatus
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.wire.messages import AfterStep, Op
+from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.rig import Rig, over_routes, route
 
 __all__ = ["route"]
@@ -40,6 +42,12 @@ class Leases:
         self.rig = rig
         self.slots = Slots(rig.supervisor, rules)
         self.told: list[Any] = []
+        self.is_loop_closed = False
+
+    def tell(self, what: Any) -> bool:
+        """Tell a user of something."""
+        self.told.append(what)
+        return not self.is_loop_closed
 
     def serve(self, **how: bool) -> None:
         """Do as the owner does."""
@@ -50,7 +58,7 @@ class Leases:
 
     def ask(self, episode_s: float | None = None) -> Tenancy:
         """Ask for an env."""
-        tenancy = Tenancy(lambda: self.told.append(tenancy), episode_s)
+        tenancy = Tenancy(lambda: self.tell(tenancy), episode_s)
         self.slots.ask(tenancy)
         return tenancy
 
@@ -63,7 +71,7 @@ class Leases:
 
     def call(self, tenancy: Tenancy, during: str, limit_s: float | None = None, **what: Any) -> Any:
         """Begin a call."""
-        call = SlotCall(lambda: self.told.append(call), during, limit_s, **what)
+        call = SlotCall(lambda: self.tell(call), during, limit_s, **what)
         self.slots.call(tenancy, call)
         self.serve()
         return call
@@ -234,6 +242,34 @@ def test_a_used_env_is_reset_once_if_somebody_waits_for_it() -> None:
     assert len(of.rig.reset_requests()) == n_resets + 1
 
 
+@pytest.mark.parametrize("why", ["one waits", "it is gone", "a fresh one", "none may be leased"])
+def test_an_env_that_is_not_handed_on_after_all_begins_anew(why: str) -> None:
+    """Nobody steps the episode of somebody else."""
+    of = leases(3)
+    tenancies = [of.begun(), of.begun()]
+    others = [] if why == "a fresh one" else [of.lease()]
+    for tenancy in tenancies:
+        of.step(tenancy)
+        of.rig.stepped(tenancy.env_id or 0)
+    of.serve()
+    waiting = of.ask()
+    if why != "a fresh one":
+        of.serve()
+    for tenancy in tenancies:
+        of.slots.give_back(tenancy)
+    if why == "it is gone":
+        of.slots.give_back(waiting)
+    of.serve(may_lease=why != "none may be leased")
+    expected = {"one waits": 0, "a fresh one": 2}.get(why)
+    assert waiting.env_id == expected
+    assert of.rig.ready() == [], "they are in no episode that somebody has left"
+    for env_id in {0, 1} - {expected}:
+        assert of.rig.state(env_id) is EnvState.RESET
+        of.rig.reset_done(env_id)
+    of.serve()
+    assert len(others) + len(of.rig.ready()) + (waiting.env_id is not None) == 3
+
+
 def test_what_a_batch_has_used_is_not_fresh() -> None:
     of = leases()
     of.rig.send({0: 1})
@@ -335,6 +371,93 @@ def test_too_many_failures_are_raised_by_the_next_call_of_that_lease() -> None:
     assert isinstance(call.error, FailuresExhaustedError)
     assert call.error.env_id == 0
     assert of.rig.supervisor.repair.fatal is None
+
+
+def test_a_number_that_is_not_finite_is_raised_by_who_has_seen_it_and_by_nobody_else() -> None:
+    of = leases(raise_non_finite=True)
+    first = of.begun()
+    call = of.step(first)
+    of.rig.fail(kind=FailureKind.NON_FINITE)
+    of.serve()
+    assert isinstance(call.result.info["error"], EnvProtocolError)
+    assert isinstance(of.step(first).error, EnvProtocolError)
+    of.rig.reset_done()
+    of.reset(first)
+    of.step(first)
+    of.rig.fail(kind=FailureKind.NON_FINITE)
+    of.serve()
+    of.slots.give_back(first)
+    second = of.ask()
+    of.serve()
+    of.rig.reset_done()
+    of.serve()
+    assert second.env_id == 0
+    assert of.reset(second).error is None
+    assert of.step(second).error is None
+    assert of.rig.supervisor.repair.fatal is None, "nor by calls for batches"
+
+
+def test_what_an_env_was_given_up_for_before_its_lease_is_raised_by_calls_for_batches() -> None:
+    of = leases(2, policy=FailurePolicy(max_failures=0))
+    of.rig.die(0)
+    repair = of.rig.supervisor.repair
+    assert isinstance(repair.fatal, FailuresExhaustedError)
+    tenancy = of.lease()
+    assert tenancy.env_id == 1
+    of.reset(tenancy)
+    waiting = of.ask()
+    of.serve()
+    assert (waiting.env_id, waiting.error) == (None, None), "nobody revives the other one"
+    of.rig.supervisor.resets.begin({0: None})
+    of.rig.run(0.5)
+    of.rig.hello()
+    of.serve(may_lease=False)
+    of.rig.reset_done()
+    of.serve()
+    assert waiting.env_id == 0
+    assert of.reset(waiting).error is None
+    assert isinstance(repair.fatal, FailuresExhaustedError)
+
+
+def test_an_env_that_was_dropped_is_not_revived_by_who_waits() -> None:
+    of = leases(policy=FailurePolicy(max_failures=0, drop_exhausted=True))
+    of.rig.die()
+    waiting = of.ask()
+    of.serve()
+    of.rig.run(0.5)
+    of.serve()
+    assert isinstance(waiting.error, AllEnvsFailedError)
+    assert of.rig.supervisor.repair.fatal is None
+
+
+def test_what_an_env_fails_with_while_it_is_given_back_is_raised_by_calls_for_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = leases(policy=FailurePolicy(max_failures=0))
+    tenancy = of.begun()
+    begin = of.rig.supervisor.resets.begin
+
+    def fails(params: Any) -> None:
+        begin(params)
+        of.rig.transport.fail(0, "reset")
+        of.rig.engine.collect()
+
+    monkeypatch.setattr(of.rig.supervisor.resets, "begin", fails)
+    of.slots.give_back(tenancy)
+    of.serve()
+    assert isinstance(of.rig.supervisor.repair.fatal, FailuresExhaustedError)
+
+
+def test_an_error_is_of_the_lease_in_which_it_came_up() -> None:
+    """Though that one ends before it was looked at, and somebody else has the env since."""
+    of = leases(policy=FailurePolicy(max_failures=0))
+    first = of.begun()
+    of.call(first, "reset")
+    of.rig.fail(during="reset")
+    of.slots.give_back(first)
+    of.slots.obey()
+    assert isinstance(of.rig.supervisor.repair.fatal, FailuresExhaustedError)
+    assert not of.rig.supervisor.repair.fatal_of_leases
 
 
 # -- limits ----------------------------------------------------------------------------------------
@@ -565,6 +688,37 @@ def test_a_call_that_is_under_way_when_its_lease_ends() -> None:
     assert tenancy.outcome.status is OutcomeStatus.UNRESOLVED
 
 
+@pytest.mark.parametrize("told", ["of its env", "of an answer"])
+def test_the_lease_of_a_loop_that_was_closed_ends(told: str) -> None:
+    of = leases()
+    if told == "of an answer":
+        tenancy = of.begun()
+        of.step(tenancy)
+        of.rig.stepped()
+    else:
+        tenancy = of.ask()
+    of.is_loop_closed = True
+    of.serve()
+    of.serve()
+    assert tenancy.is_over
+    assert not of.rig.supervisor.table.leased
+
+
+def test_who_was_told_is_not_kept() -> None:
+    """A loop may be closed before the coroutine goes on: it is dropped then, and its lease too."""
+    of = leases()
+    tenancy = of.ask()
+    asked = weakref.ref(tenancy.notify)
+    of.serve()
+    call = SlotCall(lambda: of.tell(call), "reset", None)
+    called = weakref.ref(call.notify)
+    of.slots.call(tenancy, call)
+    of.serve()
+    assert of.told == [tenancy, call]
+    assert (asked(), called()) == (None, None)
+    assert tenancy.outcome is not None
+
+
 def test_everybody_is_answered_at_the_end() -> None:
     of = leases(2)
     tenancy, idle = of.begun(), of.begun()
@@ -576,7 +730,7 @@ def test_everybody_is_answered_at_the_end() -> None:
     assert {id(one) for one in of.told} == {id(call), id(waiting)}
     assert isinstance(call.error, ManagerClosedError)
     assert isinstance(waiting.error, ManagerClosedError)
-    late, later = of.ask(), SlotCall(lambda: None, "step", None, action=1)
+    late, later = of.ask(), SlotCall(lambda: True, "step", None, action=1)
     of.slots.call(idle, later)
     assert isinstance(late.error, ManagerClosedError), "nobody has to come for it"
     assert isinstance(later.error, ManagerClosedError)
