@@ -35,6 +35,7 @@ from envmgr.env.old_gym import (
     renders,
     split_reset,
 )
+from envmgr.env.vector_batch import VectorBatch
 from envmgr.spaces import AgentSpace, has_samples
 from envmgr.types import EnvFactory
 
@@ -45,6 +46,7 @@ __all__ = [
     "close_env",
     "convert_space",
     "env_attribute",
+    "params_are_options",
     "random_action_of",
     "reset_env",
     "sampler_of",
@@ -166,6 +168,14 @@ def is_async(env: Any) -> bool:
     own = env.env if type(env) is GymnasiumEnv else env
     methods = (getattr(own, name, None) for name in ("reset", "step"))
     return any(inspect.iscoroutinefunction(method) for method in methods)
+
+
+def params_are_options(env: Any) -> bool:
+    """Return whether reset params become the `options` of an env, and not arguments of its own."""
+    if isinstance(env, BatchRow):
+        return isinstance(env.batched, VectorBatch)
+    inner = env.env if isinstance(env, GymnasiumEnv) else None
+    return inner is not None and (not isinstance(inner, OldGymEnv) or inner.takes_options)
 
 
 def takes_seeds(env: Any) -> bool:

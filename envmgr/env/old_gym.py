@@ -58,6 +58,9 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
 
     Args:
         env: the env, with its wrappers.
+
+    Attributes:
+        takes_options: its `reset` knows `options`; else they become its arguments.
     """
 
     def __init__(self, env: Any) -> None:
@@ -67,7 +70,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
                 setattr(self, name, getattr(env, name))
         self._layers = layers_of(env)
         self._reset_takes_seed = self._reset_takes("seed")
-        self._reset_takes_options = self._reset_takes("options")
+        self.takes_options = self._reset_takes("options")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; the options become its arguments where it does not know `options`."""
@@ -78,7 +81,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         self, seed: int | None, options: dict[str, Any] | None
     ) -> dict[str, Any]:
         arguments = dict(options or {})
-        if self._reset_takes_options:
+        if self.takes_options:
             arguments = {"options": arguments} if arguments else {}
         if seed is not None and self._reset_takes_seed:
             arguments["seed"] = seed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -96,6 +97,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+logger = logging.getLogger("envmgr")
+
 _MOST_INTERRUPTS = 10
 """So many of them may come while a manager is closed."""
 
@@ -171,6 +174,7 @@ class EnvManager:
         self._runs_envs_in_owner = False
         self._replay_paths: list[str] | None = None
         self._env_ref: Any = None
+        self._warned: set[str] = set()  # of what was warned, which is done once
         if config.seed is not None:
             self.seed(config.seed)
 
@@ -416,7 +420,8 @@ class EnvManager:
         """Start all workers, build all envs and reset them: all of them or none.
 
         Args:
-            reset_param: keyword arguments of the resets, by env_id; kept for automatic resets.
+            reset_param: params of the resets, by env_id: options of a gymnasium env, keyword
+                arguments of a `BaseEnv`; never the seed. Kept for automatic resets.
 
         Raises:
             StateError: it is launched already.
@@ -435,6 +440,7 @@ class EnvManager:
                 with running.engine.calling as supervisor:
                     prepare_resets(supervisor, params, self._seeds)
                     self._build(running)
+                    self._check_options(running.supervisor, params)
                     if self._normalization is not None:
                         self._normalization.begin(range(self.env_num))
                     begin_envs(running.engine, self._replay_paths)
@@ -1002,9 +1008,10 @@ class EnvManager:
         new budget; an ERROR env is repaired.
 
         Args:
-            reset_param: `{env_id: params}`: keyword arguments of this and of later automatic
-                resets (of this one only, if they are `types.Once`); None keeps those given
-                before, `{}` clears them. Nothing at all resets every env.
+            reset_param: `{env_id: params}`: options of a gymnasium env, keyword arguments of a
+                `BaseEnv`; never the seed, which is of `seed`. For this and later automatic resets
+                (for this one only, if they are `types.Once`); None keeps those given before, `{}`
+                clears them. Nothing at all resets every env.
 
         Raises:
             UnknownEnvError, ConfigError: refused; nothing was reset.
@@ -1018,6 +1025,7 @@ class EnvManager:
             validate.refuse_leased(supervisor.table, params, "reset")
             validate.refuse_unsendable_params(supervisor.hosts.transport, params)
             validate.refuse_partial_resets(supervisor.table, params)
+            self._check_options(supervisor, params)
             self._view.forget()
             if self._normalization is not None:
                 self._normalization.begin(list(params))
@@ -1032,6 +1040,19 @@ class EnvManager:
                 doing="reset",
             )
             self._surface(supervisor)
+
+    def _check_options(
+        self, supervisor: Supervisor, params: Mapping[int, Mapping[str, Any] | None]
+    ) -> None:
+        """Refuse `options` in reset params that are options; warn of a seed among them, once."""
+        said = validate.check_options(supervisor.descriptions, params)
+        if said is not None:
+            self._warn_once("seed", said)
+
+    def _warn_once(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("%s", text)
 
     def _begin_resets(
         self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]

@@ -359,6 +359,7 @@ class HostedEnv:
             resets_alone=bool(runner.resets_alone),
             is_async=runner.is_async or self._is_awaited,
             converts_actions=isinstance(runner.env, GymnasiumEnv),
+            params_are_options=adapt.params_are_options(runner.env),
         )
         try:
             return self._messages.reply(message, Op.HELLO, description)

@@ -367,6 +367,58 @@ def test_an_abnormal_end_is_not_an_episode_of_the_budget(world: World, setup: Se
     assert manager.done
 
 
+# -- params that are written like gymnasium's arguments --------------------------------------------
+
+
+@every_kind
+def test_options_in_the_options_of_a_gymnasium_env_are_refused(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, env=ScriptedGymEnv)
+    for wrong in ({"options": {"level": 3}}, {"options": None}):
+        n_resets = len(world.noted(1, "reset"))
+        with Raises(ConfigError, "env 1", "{1: ", "No env was reset"):
+            manager.reset({0: {"level": 3}, 1: wrong})
+        assert len(world.noted(1, "reset")) == n_resets
+    assert params_of(world, 0) == [{}]
+    manager.reset({0: {"options": {"level": 3}, "level": 2}})  # who names both means it
+    assert params_of(world, 0)[-1] == {"options": {"level": 3}, "level": 2}
+    manager.close()
+    with Raises(ConfigError, "{0: {'level': 3}}"):
+        manager.launch({0: {"options": {"level": 3}}})
+    assert manager.closed
+
+
+@every_kind
+def test_a_seed_among_the_options_of_a_gymnasium_env_is_warned_of_once(
+    world: World, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = world.make(setup, 2, env=ScriptedGymEnv)
+    for _ in range(2):
+        manager.reset({1: {"seed": 3}})
+    assert params_of(world, 1)[-1] == {"seed": 3}
+    (record,) = [r for r in caplog.records if "'seed'" in r.message]
+    for part in ("env 1", "as an option", "manager.seed({1: 3})", "manager.reset({1: None})"):
+        assert part in record.message
+
+
+class NamesItsArguments(ScriptedEnv):
+    """Has arguments of its own with the names of gymnasium's."""
+
+    def reset(self, **params: Any) -> Any:
+        """Begin an episode."""
+        return super().reset(**params)
+
+
+@over(ALL_MESSAGE)
+def test_a_base_env_may_name_its_arguments_as_it_likes(
+    world: World, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = world.make(setup, 1, env=NamesItsArguments)
+    for params in ({"options": {"level": 3}}, {"seed": 3}):
+        manager.reset({0: params})
+        assert params_of(world, 0)[-1] == params
+    assert not caplog.records
+
+
 # -- auto_reset off -------------------------------------------------------------------------------
 
 
