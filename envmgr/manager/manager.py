@@ -58,6 +58,7 @@ from envmgr.errors import (
 from envmgr.hot import WHY
 from envmgr.launch import checked_factories, open_engine, warn_of_wait_num, with_batches
 from envmgr.lifecycle import EnvState
+from envmgr.manager import names
 from envmgr.manager.described import DescribedEnvs
 from envmgr.manager.leases import Lease, Lessor
 from envmgr.manager.requests import (
@@ -1245,13 +1246,31 @@ class EnvManager:
             """
             if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            names.refuse_reading_of_others(name)
             running = self.__dict__.get("_running")
             if running is None or not running.is_launched:
                 raise EnvAttributeError(
                     f"{type(self).__name__} has no attribute {name!r}; if it is one of the envs, "
-                    "it can be read after launch()"
+                    f"it can be read after launch().{names.like(name, dir(type(self)))}"
                 )
-            return self.get_attr(name)
+            try:
+                return self.get_attr(name)
+            except (EnvAttributeError, EnvNotReadyError) as error:
+                meant = names.like(name, dir(type(self)))
+                if not meant:
+                    raise
+                raise type(error)(f"{str(error).rstrip('.')}.{meant}") from None
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set a private attribute, or one that the class has.
+
+            Any other name would be read back and change nothing, in no env. Users' subclasses may
+            have attributes of their own.
+            """
+            cls = type(self)
+            if name[:1] != "_" and not hasattr(cls, name) and cls.__module__.startswith("envmgr."):
+                names.refuse_setting(name, value)
+            object.__setattr__(self, name, value)
 
     def _request(
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str

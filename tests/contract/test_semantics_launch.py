@@ -38,6 +38,7 @@ from envmgr.errors import (
     StateError,
     UnknownEnvError,
 )
+from envmgr.managers import BaseEnvManager
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
@@ -487,6 +488,77 @@ def test_what_is_no_attribute_or_a_method_says_so(world: World, setup: Setup) ->
         manager.get_attr("label", env_ids=[0, 0])
     assert manager.label == ["env-0", "env-1"], "it is not in order any more"
     assert manager.stats()["failures"] == 0
+
+
+OF_OTHERS = {
+    "num_envs": "env_num",
+    "single_action_space": "action_space",
+    "single_observation_space": "observation_space",
+    "envs": "call",
+    "env_method": "call",
+    "step_async": "send",
+    "step_wait": "recv",
+}
+
+
+@over(INLINE, ALL_BLOCK)
+def test_names_of_other_libraries_and_mistyped_ones_are_answered_with_the_managers_own(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 2, launch=False)
+    for _ in range(2):
+        for name, ours in OF_OTHERS.items():
+            assert not hasattr(manager, name)
+            with Raises(EnvAttributeError, repr(name), ours):
+                getattr(manager, name)
+        with Raises(EnvAttributeError, "redy_obs", "'ready_obs'"):
+            _ = manager.redy_obs
+        manager.build()
+        if manager.closed:
+            manager.launch()
+    manager.send({0: 1})
+    with Raises(EnvNotReadyError, "recive", "'recv'"):
+        _ = manager.recive
+    with Raises(EnvNotReadyError, "[0]") as raised:
+        _ = manager.zzz
+    assert "meant" not in str(raised.value)
+    manager.recv()
+
+
+class WithACounter(BaseEnvManager):
+    """Has an attribute of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.counter = 0
+
+
+@every_kind
+def test_public_names_that_the_class_lacks_are_not_set(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = world.make(setup, 2)
+    with Raises(ConfigError, "auto_reset", "key of the config", "make(..., auto_reset=False)"):
+        manager.auto_reset = False
+    with Raises(EnvAttributeError, "nothing in the envs", "manager.set_attr('label', 'other')"):
+        manager.label = "other"
+    assert manager.label == ["env-0", "env-1"]
+    manager._own = 1
+    manager.step = manager.step  # what the class has may be replaced in a manager, as tests do
+    assert WithACounter([ScriptedEnv], {}).counter == 0
+    ready_all(manager)
+    assigned: list[str] = []
+    monkeypatch.setattr(
+        envmgr.manager.manager.EnvManager,
+        "__setattr__",
+        lambda _, name, value: assigned.append(name),
+    )
+    step_all(manager, {0: Do.END, 1: 1})
+    ready_all(manager)
+    manager.send_arrays([0, 1], [1, 1])
+    manager.recv_arrays()
+    monkeypatch.undo()
+    assert not assigned, "steps would pay for it"
 
 
 @every_kind
