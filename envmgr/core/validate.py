@@ -453,6 +453,12 @@ def _plain_action(env_id: int, action: Any) -> Any:
         ) from error
 
 
+_LOOP = (
+    " Act on the envs and observations of ready_obs in each step: a timestep with done has the end "
+    "of its episode."
+)
+
+
 def _not_ready(table: EnvTable, env_id: int) -> EnvNotReadyError:
     state = table.states[env_id]
     if env_id in table.leased:
@@ -463,9 +469,10 @@ def _not_ready(table: EnvTable, env_id: int) -> EnvNotReadyError:
         advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
     else:
         advice = _ADVICE.get(state, "it takes no action now").replace("ID", str(env_id))
+    is_coming = state in (EnvState.INIT, EnvState.RESET)  # who has looked at `done` goes on with it
     return EnvNotReadyError(
         f"env {env_id} cannot take an action: it is in {state.name}; {advice}. "
-        f"Ready now: {table.ready_ids()}. Nothing was sent to any env."
+        f"Ready now: {table.ready_ids()}. Nothing was sent to any env.{_LOOP * is_coming}"
     )
 
 

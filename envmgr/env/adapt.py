@@ -317,12 +317,16 @@ def _render_inside(env: Any, mode: str | None = None) -> Any:
     return (OldGymEnv(inside) if is_old_gym(inside) else as_base_env(inside, 0)).render(mode)
 
 
-def set_env_attribute(env: Any, name: str, value: Any) -> None:
+def set_env_attribute(env: Any, name: str, value: Any) -> bool:
     """Set an attribute of an env: where `env_attribute` finds it, else as a new one.
+
+    Returns:
+        Whether it is a new one.
 
     Raises:
         AttributeError: it cannot be set, or belongs to the protocol of a wrapped env.
     """
+    is_new = not _has_attribute(env, name)
     if isinstance(env, BatchRow):
         env.batched.set_attribute(env.row, name, value)
     elif not isinstance(env, GymnasiumEnv):
@@ -333,3 +337,14 @@ def set_env_attribute(env: Any, name: str, value: Any) -> None:
         )
     else:
         env.set_inner_attribute(name, value)
+    return is_new
+
+
+def _has_attribute(env: Any, name: str) -> bool:
+    try:
+        env_attribute(env, name)
+    except AttributeError:
+        return False
+    except Exception:  # of a property that cannot be read now; it may be set all the same
+        return True
+    return True

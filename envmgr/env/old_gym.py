@@ -116,8 +116,8 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         return getattr(self._layers[-1], name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set an attribute where it is defined, else on the outermost wrapper."""
-        layer = next((one for one in self._layers if defines(one, name)), self.env)
+        """Set an attribute where it is defined, else on the env inside of all wrappers."""
+        layer = next((one for one in self._layers if defines(one, name)), self._layers[-1])
         setattr(layer, name, value)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -52,6 +53,7 @@ from envmgr.errors import (
     EnvNotReadyError,
     LaunchError,
     ManagerClosedError,
+    NothingReadyError,
     SnapshotMismatchError,
     StateError,
 )
@@ -85,7 +87,7 @@ from envmgr.optional_packages import own_part
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Seeds, seeds_by_env, seeds_of_spares
 from envmgr.spaces.reading import error_text
-from envmgr.texts import counted
+from envmgr.texts import counted, env_ids_text
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, EnvIds, EnvTimestep, monotonic
 from envmgr.views import DictView, array_batch
@@ -585,9 +587,15 @@ class EnvManager:
     def random_action(self) -> dict[int, Any]:
         """Return a random action for each ready env, from a seeded stream of each env.
 
-        Does not wait: `{}` if none is ready, as when all of them are being reset.
+        If none is, it waits for resets and repairs as `ready_obs` does, but not while there are
+        timesteps to gather: then it is `{}`, and `step({})` gathers them. It is also `{}` if none
+        will be ready by itself; `ready_obs` says why.
         """
         ready = self.ready_obs_id
+        if not ready:
+            with self._running.calling as supervisor, contextlib.suppress(NothingReadyError):
+                if not supervisor.statistics.outstanding:
+                    ready = self._ready_ids(supervisor)
         known = self._known
         return {i: known.random_action(i) for i in ready}
 
@@ -1220,6 +1228,9 @@ class EnvManager:
     def set_attr(self, name: str, value: Any, env_ids: int | EnvIds | None = None) -> None:
         """Set an attribute of envs; repeated on envs that are renewed later.
 
+        Of an env in wrappers it is set in the outermost one that has it. If none has it, nor the
+        env itself, it becomes a new attribute of that, and a warning is logged once.
+
         One value for all envs is set in the spares, too. Envs whose attributes were set otherwise
         take no spare.
 
@@ -1235,7 +1246,16 @@ class EnvManager:
             payloads = [(name, one) for one in values]
         else:  # one object, which shows that it is the same for all
             payloads = [(name, value)] * len(ids)
-        self._request_for_good(ids, Op.SET_ATTR, payloads, f"setting {name!r}")
+        made = self._request_for_good(ids, Op.SET_ATTR, payloads, f"setting {name!r}")
+        new_in = [i for i, is_new in zip(ids, made, strict=True) if is_new is True]
+        if new_in:
+            whole = len(new_in) == self.env_num
+            lacked = "no env had an" if whole else f"{env_ids_text(new_in)} had no"
+            self._warn_once(
+                f"set_attr {name}",
+                f"{lacked} attribute {name!r}: set_attr has made one. If it is mistyped, "
+                "nothing in the envs reads it.",
+            )
 
     if not TYPE_CHECKING:  # which would take every mistyped name for an attribute of the envs
 
@@ -1278,12 +1298,15 @@ class EnvManager:
         self._submit(supervisor, ids, op, payloads, what)
         return self._results(supervisor, ids)
 
-    def _request_for_good(self, ids: list[int], op: Op, payloads: list[Any], what: str) -> None:
-        """Have envs do something, and those that take their places later."""
+    def _request_for_good(
+        self, ids: list[int], op: Op, payloads: list[Any], what: str
+    ) -> list[Any]:
+        """Have envs do something, and those that take their places later; return the results."""
         with self._running.calling as supervisor:
-            self._request(supervisor, ids, op, payloads, what)
+            results = self._request(supervisor, ids, op, payloads, what)
             repeat = partial(supervisor.repeat, ids, op, payloads)
             self._running.engine.uninterrupted(repeat)
+        return results
 
     def _submit(
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str

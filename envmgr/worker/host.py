@@ -457,9 +457,9 @@ def _get_attr(runner: EnvRunner, name: str) -> Attribute:
     return Attribute(is_method, None if is_method else value)
 
 
-def _set_attr(runner: EnvRunner, payload: Any) -> None:
+def _set_attr(runner: EnvRunner, payload: Any) -> bool:
     name, value = payload
-    adapt.set_env_attribute(runner.env, name, value)
+    return adapt.set_env_attribute(runner.env, name, value)
 
 
 def _apply(runner: EnvRunner, payload: Any) -> Any:

@@ -608,6 +608,32 @@ def test_set_attr_is_repeated_on_renewed_envs_and_call_is_not(world: World, setu
     assert manager.knob == ["factory", "factory"], "a new launch begins anew"
 
 
+class InWrappers(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An env inside of a wrapper that has an attribute."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(ScriptedGymEnv(*args, **kwargs))
+        self.volume = 1
+
+
+@every_kind
+def test_set_attr_reaches_the_env_inside_and_says_once_that_an_attribute_is_new(
+    world: World, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = world.make(setup, 2, env=InWrappers)
+    manager.set_attr("volume", 2)
+    assert manager.volume == [2, 2]
+    assert not caplog.records
+    for _ in range(2):
+        manager.set_attr("gravty", 5)
+    (record,) = caplog.records
+    assert "no env had an attribute 'gravty': set_attr has made one" in record.message
+    assert manager.get_attr("gravty") == [5, 5]
+    assert manager.apply(lambda env: vars(env.unwrapped).get("gravty")) == [5, 5]
+    manager.set_attr("level", 3, env_ids=1)
+    assert "env 1 had no attribute 'level'" in caplog.records[-1].message
+
+
 @every_kind
 def test_set_attr_takes_one_value_or_a_list(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3)

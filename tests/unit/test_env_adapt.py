@@ -440,9 +440,10 @@ def test_names_of_the_protocol_are_the_wrappers() -> None:
 def test_attributes_are_set_where_they_are_defined() -> None:
     inner = Base()
     env = as_base_env(Outer(inner), 0)
-    set_env_attribute(env, "color", "blue")
-    set_env_attribute(env, "shade", "light")
-    set_env_attribute(env, "fresh", 1)
+    assert set_env_attribute(env, "color", "blue") is False
+    assert set_env_attribute(env, "shade", "light") is False
+    assert set_env_attribute(env, "fresh", 1) is True
+    assert vars(inner)["fresh"] == 1, "the env does not see what its wrappers have"
     assert inner.color == "blue"
     assert env.env.shade == "light"
     assert "shade" not in vars(inner)
