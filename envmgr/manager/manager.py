@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from typing_extensions import Self
+from typing_extensions import Never, Self
 
 from envmgr.calibrate import WorkerCount
 from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_config, to_easydict
@@ -419,19 +419,26 @@ class EnvManager:
 
     # -- launch ---------------------------------------------------------------------------
 
-    def launch(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+    def launch(
+        self,
+        reset_param: Mapping[int, Mapping[str, Any] | None] | None = None,
+        **others: Never,
+    ) -> None:
         """Start all workers, build all envs and reset them: all of them or none.
 
         Args:
             reset_param: params of the resets, by env_id: options of a gymnasium env, keyword
                 arguments of a `BaseEnv`; never the seed. Kept for automatic resets.
+            **others: refused, with what is to be called.
 
         Raises:
             StateError: it is launched already.
-            ConfigError: a factory cannot be sent to a worker; nothing was started.
+            ConfigError: a factory cannot be sent to a worker, or there are other arguments, such as
+                a seed; nothing was started.
             LaunchError: envs failed; all is closed again, and all failures are in the error.
             SpaceMismatchError: the envs have different spaces.
         """
+        names.refuse_arguments("launch", others)
         params = validate.checked_params(reset_param, self.env_num)
         with self._alone:
             if self._running.is_launched:  # perhaps by another thread, just now
@@ -1009,7 +1016,11 @@ class EnvManager:
 
     # -- resets and seeds -----------------------------------------------------------------
 
-    def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+    def reset(
+        self,
+        reset_param: Mapping[int, Mapping[str, Any] | None] | None = None,
+        **others: Never,
+    ) -> None:
         """Reset envs and wait for it. The observations come through `ready_obs`.
 
         A step under way is awaited and its timestep discarded (counted as cancelled). A reset
@@ -1021,11 +1032,13 @@ class EnvManager:
                 `BaseEnv`; never the seed, which is of `seed`. For this and later automatic resets
                 (for this one only, if they are `types.Once`); None keeps those given before, `{}`
                 clears them. Nothing at all resets every env.
+            **others: refused, with what is to be called.
 
         Raises:
             UnknownEnvError, ConfigError: refused; nothing was reset.
             FailuresExhaustedError: an env failed more often than allowed.
         """
+        names.refuse_arguments("reset", others)
         params = validate.checked_params(reset_param, self.env_num)
         with self._running.calling as supervisor:
             self._running.engine.see_ends_of_leases()

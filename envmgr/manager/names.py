@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from envmgr.config import ManagerConfig
 from envmgr.config.checks import nearest
@@ -59,3 +59,18 @@ def refuse_setting(name: str, value: object) -> None:
         f"manager.{name} = {shown} would set nothing in the envs: use "
         f"manager.set_attr({name!r}, {shown})."
     )
+
+
+def refuse_arguments(method: str, others: Mapping[str, object]) -> None:
+    """Refuse keyword arguments of gymnasium's `reset` for `reset` and `launch` of a manager.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if others:
+        found = ", ".join(f"{name}={short_text(value)}" for name, value in others.items())
+        raise ConfigError(
+            f"{method} takes reset params by env_id and nothing else, found {found}. Seeds: "
+            f"manager.seed(3), then {method}(). Options: {method}({{env_id: {{...}}}}). It returns "
+            "nothing: observations are in manager.ready_obs, infos in manager.ready_info."
+        )

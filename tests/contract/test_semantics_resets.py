@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envmgr import EnvState
+from envmgr import EnvState, EnvTimestep
 from envmgr.errors import ConfigError, EnvNotReadyError, StateError, UnknownEnvError
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
@@ -398,6 +398,34 @@ def test_a_seed_among_the_options_of_a_gymnasium_env_is_warned_of_once(
     (record,) = [r for r in caplog.records if "'seed'" in r.message]
     for part in ("env 1", "as an option", "manager.seed({1: 3})", "manager.reset({1: None})"):
         assert part in record.message
+
+
+@every_kind
+def test_arguments_of_gymnasiums_reset_are_refused_with_what_is_to_be_called(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 2, launch=False)
+    for name in ("launch", "reset"):
+        with Raises(ConfigError, f"{name} takes", "seed=3", "manager.seed(3)", "ready_obs"):
+            getattr(manager, name)(seed=3)
+        with Raises(ConfigError, "options={'level': 3}", f"{name}({{env_id: {{...}}}})"):
+            getattr(manager, name)(options={"level": 3})
+        if manager.closed:
+            manager.launch()
+    assert params_of(world, 0) == [{}]
+
+
+@over(ALL_MESSAGE)
+def test_timesteps_say_how_an_episode_ended(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, env=ScriptedGymEnv)
+    timesteps = step_all(manager, {0: Do.END, 1: 1})
+    for timestep, ended in ((timesteps[0], True), (timesteps[1], False)):
+        assert timestep.done is timestep.terminated is timestep.info["terminated"] is ended
+        assert timestep.truncated is timestep.info["truncated"] is False
+        assert len(timestep) == 4
+    for info in ({"abnormal": True}, None, "no dict"):
+        silent = EnvTimestep(0, 0.0, True, info)
+        assert (silent.terminated, silent.truncated) == (False, False)
 
 
 class NamesItsArguments(ScriptedEnv):
