@@ -1108,7 +1108,7 @@ class EnvManager:
         def apply(supervisor: Supervisor | None) -> None:
             self._seeds = Seeds(of_all, of_spares, dynamic_seed)
             if self._described is not None:
-                self._described.samplers.seed(seeds)
+                self._described.seed(seeds)
             if supervisor is not None:
                 supervisor.resets.seed(seeds, of_spares)
 
