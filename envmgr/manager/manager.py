@@ -227,6 +227,20 @@ class EnvManager:
             f"<{type(self).__name__}: {counted(self.env_num, 'env')}, type {config.type}, {state}>"
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied or sent; who gets it has a manager that was not launched.
+
+        Raises:
+            StateError: its envs run, or are built; they cannot be in two places.
+        """
+        if not isinstance(self._running, NotRunning):
+            raise StateError(
+                "a manager whose envs run is not copied or sent: make one there, with the same "
+                "config, or close() this one first. manager.snapshot() saves its envs."
+            )
+        not_running = NotRunning(self._refusals.not_launched)
+        return {**self.__dict__, "_running": not_running, "_described": None, "_env_ref": None}
+
     @property
     def env_ref(self) -> Any:
         """An env of this process, built when this is first read; not one of those that run."""

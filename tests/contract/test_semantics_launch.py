@@ -181,6 +181,25 @@ def test_a_manager_that_is_not_launched_can_be_copied_and_sent(world: World) -> 
             assert list(other.ready_obs) == [0]
 
 
+@over(INLINE, THREADS, ALL_BLOCK)
+def test_a_manager_is_copied_and_sent_while_its_envs_do_not_run(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1, launch=False, env_fn=[Counting])
+    ways = (copy.copy, copy.deepcopy, cloudpickle.dumps)
+    for begin in (manager.build, manager.launch):
+        begin()
+        for way in ways:
+            with Raises(StateError, "not copied or sent", "make one there", "snapshot()"):
+                way(manager)
+    assert manager.ready_env == [0], "it goes on"
+    manager.close()
+    for other in (copy.deepcopy(manager), cloudpickle.loads(cloudpickle.dumps(manager))):
+        with Raises(StateError, "not launched"):
+            other.step({})
+        with other:
+            assert other.ready_env == [0]
+    assert manager.closed
+
+
 @every_kind
 def test_a_manager_is_a_context(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1, launch=False)
