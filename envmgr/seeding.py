@@ -124,6 +124,16 @@ _ACTIONS = 0xAC7
 """Sets the streams of random actions apart from all others that follow from a seed."""
 
 
+_SPACES = 0x5BACE
+"""Likewise the streams of the spaces that a manager shows."""
+
+
+def seeds_of_spaces(seed: int) -> list[int]:
+    """Return the seeds of the observation and the action space of a manager, from env 0's."""
+    sequence = np.random.SeedSequence((seed, _SPACES))
+    return list(map(int, sequence.generate_state(2)))
+
+
 class Samplers:
     """Draws random actions from one stream for each env, so that timing cannot mix them up.
 

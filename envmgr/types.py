@@ -17,13 +17,29 @@ class EnvTimestep(NamedTuple):
         reward: what the env returned (a float for gymnasium envs).
         done: whether the episode ended (`terminated or truncated` for gymnasium envs).
         info: the env's info. For gymnasium envs it also holds `terminated` and `truncated`; an
-            abnormal timestep's holds `abnormal=True` and `error`.
+            abnormal timestep's holds `abnormal=True` and `error`. The properties `terminated` and
+            `truncated` read the info.
     """
 
     obs: Any
     reward: Any
     done: bool
     info: Any
+
+    @property
+    def terminated(self) -> Any:
+        """Whether the episode ended in a state of the env, as the info says; else False."""
+        return self._said("terminated")
+
+    @property
+    def truncated(self) -> Any:
+        """Whether the episode was cut off, as by a time limit, as the info says; else False."""
+        return self._said("truncated")
+
+    def _said(self, name: str) -> Any:
+        """Return what the info says; of several agents a dict by agent."""
+        info = self.info
+        return info.get(name, False) if isinstance(info, Mapping) else False
 
 
 class Once(dict[str, Any]):

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from typing_extensions import Never
+
 from envmgr import managers
 from envmgr.adapters.ding_timesteps import CompletedDicts, CompletedTrees, Ends
 from envmgr.adapters.on_failure import raise_in_trainer
@@ -135,21 +137,29 @@ class DingKind(EnvManager):
 
     # -- calls ------------------------------------------------------------------------------
 
-    def launch(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+    def launch(
+        self,
+        reset_param: Mapping[int, Mapping[str, Any] | None] | None = None,
+        **others: Never,
+    ) -> None:
         """Launch all envs; see `EnvManager.launch`."""
         if not self.closed:
             raise LaunchedError("the manager is launched already; close() it first")
         self._ends.forget(range(self.env_num), failures=True)
         try:
-            super().launch(reset_param)
+            super().launch(reset_param, **others)
         except EnvManagerError as error:
             self._raise_in_trainer(error)
             raise
 
-    def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+    def reset(
+        self,
+        reset_param: Mapping[int, Mapping[str, Any] | None] | None = None,
+        **others: Never,
+    ) -> None:
         """Reset envs and wait for it; see `EnvManager.reset`."""
         self._refuse_unless_launched()  # before the arguments are looked at
-        super().reset(reset_param)
+        super().reset(reset_param, **others)
 
     # No `step` of its own: what the manager's has delivered, Ctrl-C does not lose.
 

@@ -185,7 +185,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return result
 
     def set_attr(self, attr_name: str, value: Any, indices: _Indices = None) -> None:
-        """Set an attribute of envs where it is defined, else on the outermost wrapper.
+        """Set an attribute of envs where it is defined, else on the env inside of its wrappers.
 
         It is set again in envs that are renewed after a failure.
         """

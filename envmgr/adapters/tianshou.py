@@ -246,7 +246,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return values
 
     def set_env_attr(self, key: str, value: Any, id: _Ids = None) -> None:
-        """Set an attribute of envs where it is defined, else on the outermost wrapper.
+        """Set an attribute of envs where it is defined, else on the env inside of its wrappers.
 
         It is set again in envs that are renewed after a failure.
         """

@@ -136,7 +136,7 @@ def description_of(payload: Any) -> EnvDescription:
     Raises:
         MalformedReplyError: it is something else, or a space fails when it is looked at.
     """
-    flags = ("resets_alone", "is_async")
+    flags = ("resets_alone", "is_async", "params_are_options")
     if type(payload) is not EnvDescription or any(
         type(getattr(payload, flag)) is not bool for flag in flags
     ):

@@ -36,7 +36,7 @@ from envmgr.spaces.reading import Unreadable, error_text, read_dict, read_list, 
 from envmgr.transport.base import Transport
 from envmgr.types import EnvIds, Once
 from envmgr.wire.frames import FrameError
-from envmgr.wire.messages import Message, Op
+from envmgr.wire.messages import EnvDescription, Message, Op
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -453,6 +453,12 @@ def _plain_action(env_id: int, action: Any) -> Any:
         ) from error
 
 
+_LOOP = (
+    " Act on the envs and observations of ready_obs in each step: a timestep with done has the end "
+    "of its episode."
+)
+
+
 def _not_ready(table: EnvTable, env_id: int) -> EnvNotReadyError:
     state = table.states[env_id]
     if env_id in table.leased:
@@ -463,9 +469,10 @@ def _not_ready(table: EnvTable, env_id: int) -> EnvNotReadyError:
         advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
     else:
         advice = _ADVICE.get(state, "it takes no action now").replace("ID", str(env_id))
+    is_coming = state in (EnvState.INIT, EnvState.RESET)  # who has looked at `done` goes on with it
     return EnvNotReadyError(
         f"env {env_id} cannot take an action: it is in {state.name}; {advice}. "
-        f"Ready now: {table.ready_ids()}. Nothing was sent to any env."
+        f"Ready now: {table.ready_ids()}. Nothing was sent to any env.{_LOOP * is_coming}"
     )
 
 
@@ -566,6 +573,42 @@ def refuse_partial_resets(table: EnvTable, params: Mapping[int, Mapping[str, Any
                 f"envs {rows[0]} to {rows[-1]} are rows of a vector env "
                 "that resets all of them together, and so with the same params. No env was reset."
             )
+
+
+def check_options(
+    descriptions: Mapping[int, EnvDescription], params: Mapping[int, Mapping[str, Any] | None]
+) -> str | None:
+    """Refuse reset params that are written like arguments of gymnasium's `reset`.
+
+    Args:
+        descriptions: what each env has said of itself.
+        params: checked ones; those of envs that are no gymnasium envs are theirs to name.
+
+    Returns:
+        What is to be said of a `seed` among them, which may be meant: an option can have any name.
+
+    Raises:
+        ConfigError: they are nothing but `options`, which they become anyway.
+    """
+    seeded: int | None = None
+    for env_id, given in params.items():
+        if not given or not descriptions[env_id].params_are_options:
+            continue
+        if given.keys() == {"options"} and isinstance(given["options"], (Mapping, type(None))):
+            inner = given["options"] or {}
+            raise ConfigError(
+                f"the reset params of env {env_id} are {short_text(given)}, but those of a "
+                f"gymnasium env are its options themselves: give {{{env_id}: {short_text(inner)}}}."
+                " No env was reset."
+            )
+        seeded = env_id if seeded is None and "seed" in given else seeded
+    if seeded is None:
+        return None
+    seed = short_text(params[seeded]["seed"])  # type: ignore[index]
+    return (
+        f"the 'seed' in the reset params of env {seeded} goes to the env as an option. To seed it: "
+        f"manager.seed({{{seeded}: {seed}}}), then manager.reset({{{seeded}: None}})."
+    )
 
 
 def refuse_unsendable_params(

@@ -35,6 +35,7 @@ from envmgr.env.old_gym import (
     renders,
     split_reset,
 )
+from envmgr.env.vector_batch import VectorBatch
 from envmgr.spaces import AgentSpace, has_samples
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.types import EnvFactory
@@ -46,6 +47,7 @@ __all__ = [
     "close_env",
     "convert_space",
     "env_attribute",
+    "params_are_options",
     "random_action_of",
     "reset_env",
     "sampler_of",
@@ -167,6 +169,14 @@ def is_async(env: Any) -> bool:
     own = env.env if type(env) is GymnasiumEnv else env
     methods = (getattr(own, name, None) for name in ("reset", "step"))
     return any(inspect.iscoroutinefunction(method) for method in methods)
+
+
+def params_are_options(env: Any) -> bool:
+    """Return whether reset params become the `options` of an env, and not arguments of its own."""
+    if isinstance(env, BatchRow):
+        return isinstance(env.batched, VectorBatch)
+    inner = env.env if isinstance(env, GymnasiumEnv) else None
+    return inner is not None and (not isinstance(inner, OldGymEnv) or inner.takes_options)
 
 
 def takes_seeds(env: Any) -> bool:
@@ -309,12 +319,16 @@ def _render_inside(env: Any, mode: str | None = None) -> Any:
     return (OldGymEnv(inside) if is_old_gym(inside) else as_base_env(inside, 0)).render(mode)
 
 
-def set_env_attribute(env: Any, name: str, value: Any) -> None:
+def set_env_attribute(env: Any, name: str, value: Any) -> bool:
     """Set an attribute of an env: where `env_attribute` finds it, else as a new one.
+
+    Returns:
+        Whether it is a new one.
 
     Raises:
         AttributeError: it cannot be set, or belongs to the protocol of a wrapped env.
     """
+    is_new = not _has_attribute(env, name)
     if isinstance(env, BatchRow):
         env.batched.set_attribute(env.row, name, value)
     elif not isinstance(env, GymnasiumEnv):
@@ -325,3 +339,14 @@ def set_env_attribute(env: Any, name: str, value: Any) -> None:
         )
     else:
         env.set_inner_attribute(name, value)
+    return is_new
+
+
+def _has_attribute(env: Any, name: str) -> bool:
+    try:
+        env_attribute(env, name)
+    except AttributeError:
+        return False
+    except Exception:  # of a property that cannot be read now; it may be set all the same
+        return True
+    return True

@@ -204,12 +204,12 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         return getattr(self.env, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set an attribute where it is defined, else on the outermost wrapper of the env."""
-        layer: Any = self.env
-        while layer is not None and not defines(layer, name):
-            inside = getattr(layer, "__dict__", {})
-            layer = inside.get("env", inside.get("aec_env"))
-        setattr(self.env if layer is None else layer, name, value)
+        """Set an attribute where it is defined, else on the env inside of all wrappers."""
+        layer, inside = self.env, self.env
+        while inside is not None and not defines(layer := inside, name):
+            attributes = getattr(layer, "__dict__", {})
+            inside = attributes.get("env", attributes.get("aec_env"))
+        setattr(layer, name, value)
         return True
 
 

@@ -32,6 +32,19 @@ from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.types import EnvTimestep
 
 
+def set_through_wrappers(env: Any, name: str, value: Any) -> None:
+    """Set an attribute where it is defined, else on the env inside of all wrappers.
+
+    Not on the outermost wrapper, as gymnasium's `set_wrapper_attr`: the env would not see it.
+    """
+    while isinstance(env, gymnasium.Wrapper) and not hasattr(env, name):
+        env = env.env
+    if isinstance(env, (OldGymEnv, AgentsEnv)):
+        env.set_wrapper_attr(name, value)
+    else:
+        setattr(env, name, value)
+
+
 class GymnasiumEnv(BaseEnv):
     """Wraps a `gymnasium.Env`.
 
@@ -167,15 +180,8 @@ class GymnasiumEnv(BaseEnv):
         return self.env.get_wrapper_attr(name)
 
     def set_inner_attribute(self, name: str, value: Any) -> None:
-        """Set an attribute where it is defined, else on the outermost wrapper."""
-        # Env.set_wrapper_attr would do, but gymnasium 1.0's passes over the outermost wrapper.
-        layer = self.env
-        while isinstance(layer, gymnasium.Wrapper) and not hasattr(layer, name):
-            layer = layer.env
-        if isinstance(layer, (OldGymEnv, AgentsEnv)):
-            layer.set_wrapper_attr(name, value)
-        else:
-            setattr(layer if hasattr(layer, name) else self.env, name, value)
+        """Set an attribute where it is defined, else on the env inside of all wrappers."""
+        set_through_wrappers(self.env, name, value)
 
     @property
     def spec(self) -> Any:

@@ -58,6 +58,9 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
 
     Args:
         env: the env, with its wrappers.
+
+    Attributes:
+        takes_options: its `reset` knows `options`; else they become its arguments.
     """
 
     def __init__(self, env: Any) -> None:
@@ -67,7 +70,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
                 setattr(self, name, getattr(env, name))
         self._layers = layers_of(env)
         self._reset_takes_seed = self._reset_takes("seed")
-        self._reset_takes_options = self._reset_takes("options")
+        self.takes_options = self._reset_takes("options")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; the options become its arguments where it does not know `options`."""
@@ -78,7 +81,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         self, seed: int | None, options: dict[str, Any] | None
     ) -> dict[str, Any]:
         arguments = dict(options or {})
-        if self._reset_takes_options:
+        if self.takes_options:
             arguments = {"options": arguments} if arguments else {}
         if seed is not None and self._reset_takes_seed:
             arguments["seed"] = seed
@@ -113,8 +116,8 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         return getattr(self._layers[-1], name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set an attribute where it is defined, else on the outermost wrapper."""
-        layer = next((one for one in self._layers if defines(one, name)), self.env)
+        """Set an attribute where it is defined, else on the env inside of all wrappers."""
+        layer = next((one for one in self._layers if defines(one, name)), self._layers[-1])
         setattr(layer, name, value)
         return True
 

@@ -11,6 +11,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from envmgr.env.batched import BatchedEnv, First
 from envmgr.env.contract import EnvContractError, describe, env_name
 from envmgr.env.gym_spaces import convert_space
+from envmgr.env.gymnasium_env import set_through_wrappers
 from envmgr.env.pictures import RowPictures
 from envmgr.env.reset_arguments import ResetArguments
 from envmgr.env.vector_forms import (
@@ -350,7 +351,7 @@ class VectorBatch(BatchedEnv):
         if env is None:
             super().set_attribute(row, name, value)
         else:
-            env.set_wrapper_attr(name, value)
+            set_through_wrappers(env, name, value)
 
     def _env_of(self, row: int) -> Any:
         envs = getattr(getattr(self.env, "unwrapped", self.env), "envs", None)

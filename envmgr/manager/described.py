@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from envmgr.core import ManagedEnv
-from envmgr.seeding import Samplers
+from envmgr.seeding import Samplers, seeds_of_spaces
 from envmgr.spaces import ActionCheck, codec_of, same_space
 from envmgr.spaces.agents import action_check
 from envmgr.views import Forms
@@ -21,10 +22,11 @@ class DescribedEnvs:
             spaces of what is handed out.
         envs: all envs of the manager.
         check_actions: as in the config.
-        seeds: of the streams of random actions, by env_id.
+        seeds: of the envs, by env_id, from which those of all that is drawn here follow.
 
     Attributes:
-        first: the description of env 0.
+        first: the description of env 0, with spaces that are not its own: inline, to draw from
+            those would change what the env draws.
         spaces: the observation and the action space of each that has described itself.
         forms: stacks observations of them.
         action_checks: the check of each env's actions; None if nothing is checked.
@@ -38,7 +40,10 @@ class DescribedEnvs:
         check_actions: bool | Literal["strict"],
         seeds: Mapping[int, int | None],
     ) -> None:
-        self.first = descriptions[0]
+        self.first, *others = descriptions
+        shown = [copy.deepcopy(space) for space in self.first[:2]]
+        self.first = self.first._replace(observation_space=shown[0], action_space=shown[1])
+        descriptions = [self.first, *others]
         self.spaces = [(d.observation_space, d.action_space) for d in descriptions]
         self.forms = Forms([d.observation_space for d in descriptions])
         action_spaces = [d.action_space for d in descriptions]
@@ -47,7 +52,15 @@ class DescribedEnvs:
         self._envs = envs
         self.action_checks = self._checks(action_spaces, check_actions) if check_actions else None
         self.samplers = Samplers(action_spaces)
+        self.seed(seeds)
+
+    def seed(self, seeds: Mapping[int, int | None]) -> None:
+        """Seed the random actions of some envs, and with env 0 the spaces that are shown."""
         self.samplers.seed(seeds)
+        of_first = seeds.get(0)
+        if of_first is not None:
+            for space, seed in zip(self.first[:2], seeds_of_spaces(of_first), strict=True):
+                space.seed(seed)
 
     def random_action(self, env_id: int) -> Any:
         """Return a random action for one env."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from typing_extensions import Self
+from typing_extensions import Never, Self
 
 from envmgr.calibrate import WorkerCount
 from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_config, to_easydict
@@ -51,12 +53,14 @@ from envmgr.errors import (
     EnvNotReadyError,
     LaunchError,
     ManagerClosedError,
+    NothingReadyError,
     SnapshotMismatchError,
     StateError,
 )
 from envmgr.hot import WHY
 from envmgr.launch import checked_factories, open_engine, warn_of_wait_num, with_batches
 from envmgr.lifecycle import EnvState
+from envmgr.manager import names
 from envmgr.manager.described import DescribedEnvs
 from envmgr.manager.leases import Lease, Lessor
 from envmgr.manager.requests import (
@@ -83,7 +87,7 @@ from envmgr.optional_packages import own_part
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Seeds, seeds_by_env, seeds_of_spares
 from envmgr.spaces.reading import error_text
-from envmgr.texts import counted
+from envmgr.texts import counted, env_ids_text
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, EnvIds, EnvTimestep, monotonic
 from envmgr.views import DictView, array_batch
@@ -95,6 +99,8 @@ if TYPE_CHECKING:
     from envmgr.observing.episode_log import EpisodeLog
 
 T = TypeVar("T")
+
+logger = logging.getLogger("envmgr")
 
 _MOST_INTERRUPTS = 10
 """So many of them may come while a manager is closed."""
@@ -171,6 +177,7 @@ class EnvManager:
         self._runs_envs_in_owner = False
         self._replay_paths: list[str] | None = None
         self._env_ref: Any = None
+        self._warned: set[str] = set()  # of what was warned, which is done once
         if config.seed is not None:
             self.seed(config.seed)
 
@@ -219,6 +226,20 @@ class EnvManager:
         return (
             f"<{type(self).__name__}: {counted(self.env_num, 'env')}, type {config.type}, {state}>"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied or sent; who gets it has a manager that was not launched.
+
+        Raises:
+            StateError: its envs run, or are built; they cannot be in two places.
+        """
+        if not isinstance(self._running, NotRunning):
+            raise StateError(
+                "a manager whose envs run is not copied or sent: make one there, with the same "
+                "config, or close() this one first. manager.snapshot() saves its envs."
+            )
+        not_running = NotRunning(self._refusals.not_launched)
+        return {**self.__dict__, "_running": not_running, "_described": None, "_env_ref": None}
 
     @property
     def env_ref(self) -> Any:
@@ -412,18 +433,26 @@ class EnvManager:
 
     # -- launch ---------------------------------------------------------------------------
 
-    def launch(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+    def launch(
+        self,
+        reset_param: Mapping[int, Mapping[str, Any] | None] | None = None,
+        **others: Never,
+    ) -> None:
         """Start all workers, build all envs and reset them: all of them or none.
 
         Args:
-            reset_param: keyword arguments of the resets, by env_id; kept for automatic resets.
+            reset_param: params of the resets, by env_id: options of a gymnasium env, keyword
+                arguments of a `BaseEnv`; never the seed. Kept for automatic resets.
+            **others: refused, with what is to be called.
 
         Raises:
             StateError: it is launched already.
-            ConfigError: a factory cannot be sent to a worker; nothing was started.
+            ConfigError: a factory cannot be sent to a worker, or there are other arguments, such as
+                a seed; nothing was started.
             LaunchError: envs failed; all is closed again, and all failures are in the error.
             SpaceMismatchError: the envs have different spaces.
         """
+        names.refuse_arguments("launch", others)
         params = validate.checked_params(reset_param, self.env_num)
         with self._alone:
             if self._running.is_launched:  # perhaps by another thread, just now
@@ -435,6 +464,7 @@ class EnvManager:
                 with running.engine.calling as supervisor:
                     prepare_resets(supervisor, params, self._seeds)
                     self._build(running)
+                    self._check_options(running.supervisor, params)
                     if self._normalization is not None:
                         self._normalization.begin(range(self.env_num))
                     begin_envs(running.engine, self._replay_paths)
@@ -578,9 +608,15 @@ class EnvManager:
     def random_action(self) -> dict[int, Any]:
         """Return a random action for each ready env, from a seeded stream of each env.
 
-        Does not wait: `{}` if none is ready, as when all of them are being reset.
+        If none is, it waits for resets and repairs as `ready_obs` does, but not while there are
+        timesteps to gather: then it is `{}`, and `step({})` gathers them. It is also `{}` if none
+        will be ready by itself; `ready_obs` says why.
         """
         ready = self.ready_obs_id
+        if not ready:
+            with self._running.calling as supervisor, contextlib.suppress(NothingReadyError):
+                if not supervisor.statistics.outstanding:
+                    ready = self._ready_ids(supervisor)
         known = self._known
         return {i: known.random_action(i) for i in ready}
 
@@ -995,7 +1031,11 @@ class EnvManager:
 
     # -- resets and seeds -----------------------------------------------------------------
 
-    def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+    def reset(
+        self,
+        reset_param: Mapping[int, Mapping[str, Any] | None] | None = None,
+        **others: Never,
+    ) -> None:
         """Reset envs and wait for it. The observations come through `ready_obs`.
 
         A step under way is awaited and its timestep discarded (counted as cancelled). A reset
@@ -1003,14 +1043,17 @@ class EnvManager:
         new budget; an ERROR env is repaired.
 
         Args:
-            reset_param: `{env_id: params}`: keyword arguments of this and of later automatic
-                resets (of this one only, if they are `types.Once`); None keeps those given
-                before, `{}` clears them. Nothing at all resets every env.
+            reset_param: `{env_id: params}`: options of a gymnasium env, keyword arguments of a
+                `BaseEnv`; never the seed, which is of `seed`. For this and later automatic resets
+                (for this one only, if they are `types.Once`); None keeps those given before, `{}`
+                clears them. Nothing at all resets every env.
+            **others: refused, with what is to be called.
 
         Raises:
             UnknownEnvError, ConfigError: refused; nothing was reset.
             FailuresExhaustedError: an env failed more often than allowed.
         """
+        names.refuse_arguments("reset", others)
         params = validate.checked_params(reset_param, self.env_num)
         with self._running.calling as supervisor:
             self._running.engine.see_ends_of_leases()
@@ -1019,6 +1062,7 @@ class EnvManager:
             validate.refuse_leased(supervisor.table, params, "reset")
             validate.refuse_unsendable_params(supervisor.hosts.transport, params)
             validate.refuse_partial_resets(supervisor.table, params)
+            self._check_options(supervisor, params)
             self._view.forget()
             if self._normalization is not None:
                 self._normalization.begin(list(params))
@@ -1033,6 +1077,19 @@ class EnvManager:
                 doing="reset",
             )
             self._surface(supervisor)
+
+    def _check_options(
+        self, supervisor: Supervisor, params: Mapping[int, Mapping[str, Any] | None]
+    ) -> None:
+        """Refuse `options` in reset params that are options; warn of a seed among them, once."""
+        said = validate.check_options(supervisor.descriptions, params)
+        if said is not None:
+            self._warn_once("seed", said)
+
+    def _warn_once(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("%s", text)
 
     def _begin_resets(
         self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]
@@ -1066,7 +1123,7 @@ class EnvManager:
         def apply(supervisor: Supervisor | None) -> None:
             self._seeds = Seeds(of_all, of_spares, dynamic_seed)
             if self._described is not None:
-                self._described.samplers.seed(seeds)
+                self._described.seed(seeds)
             if supervisor is not None:
                 supervisor.resets.seed(seeds, of_spares)
 
@@ -1199,6 +1256,9 @@ class EnvManager:
     def set_attr(self, name: str, value: Any, env_ids: int | EnvIds | None = None) -> None:
         """Set an attribute of envs; repeated on envs that are renewed later.
 
+        Of an env in wrappers it is set in the outermost one that has it. If none has it, nor the
+        env itself, it becomes a new attribute of that, and a warning is logged once.
+
         One value for all envs is set in the spares, too. Envs whose attributes were set otherwise
         take no spare.
 
@@ -1214,7 +1274,16 @@ class EnvManager:
             payloads = [(name, one) for one in values]
         else:  # one object, which shows that it is the same for all
             payloads = [(name, value)] * len(ids)
-        self._request_for_good(ids, Op.SET_ATTR, payloads, f"setting {name!r}")
+        made = self._request_for_good(ids, Op.SET_ATTR, payloads, f"setting {name!r}")
+        new_in = [i for i, is_new in zip(ids, made, strict=True) if is_new is True]
+        if new_in:
+            whole = len(new_in) == self.env_num
+            lacked = "no env had an" if whole else f"{env_ids_text(new_in)} had no"
+            self._warn_once(
+                f"set_attr {name}",
+                f"{lacked} attribute {name!r}: set_attr has made one. If it is mistyped, "
+                "nothing in the envs reads it.",
+            )
 
     if not TYPE_CHECKING:  # which would take every mistyped name for an attribute of the envs
 
@@ -1225,13 +1294,31 @@ class EnvManager:
             """
             if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            names.refuse_reading_of_others(name)
             running = self.__dict__.get("_running")
             if running is None or not running.is_launched:
                 raise EnvAttributeError(
                     f"{type(self).__name__} has no attribute {name!r}; if it is one of the envs, "
-                    "it can be read after launch()"
+                    f"it can be read after launch().{names.like(name, dir(type(self)))}"
                 )
-            return self.get_attr(name)
+            try:
+                return self.get_attr(name)
+            except (EnvAttributeError, EnvNotReadyError) as error:
+                meant = names.like(name, dir(type(self)))
+                if not meant:
+                    raise
+                raise type(error)(f"{str(error).rstrip('.')}.{meant}") from None
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set a private attribute, or one that the class has.
+
+            Any other name would be read back and change nothing, in no env. Users' subclasses may
+            have attributes of their own.
+            """
+            cls = type(self)
+            if name[:1] != "_" and not hasattr(cls, name) and cls.__module__.startswith("envmgr."):
+                names.refuse_setting(name, value)
+            object.__setattr__(self, name, value)
 
     def _request(
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
@@ -1239,12 +1326,15 @@ class EnvManager:
         self._submit(supervisor, ids, op, payloads, what)
         return self._results(supervisor, ids)
 
-    def _request_for_good(self, ids: list[int], op: Op, payloads: list[Any], what: str) -> None:
-        """Have envs do something, and those that take their places later."""
+    def _request_for_good(
+        self, ids: list[int], op: Op, payloads: list[Any], what: str
+    ) -> list[Any]:
+        """Have envs do something, and those that take their places later; return the results."""
         with self._running.calling as supervisor:
-            self._request(supervisor, ids, op, payloads, what)
+            results = self._request(supervisor, ids, op, payloads, what)
             repeat = partial(supervisor.repeat, ids, op, payloads)
             self._running.engine.uninterrupted(repeat)
+        return results
 
     def _submit(
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str

@@ -168,6 +168,7 @@ class EnvDescription(NamedTuple):
         is_async: its host has an event loop for it, and goes on with other envs while this one is
             stepped or reset, or while it is built if only what builds it is async. Nothing is
             posted for such a host.
+        params_are_options: what its resets are given become the `options` of gymnasium's `reset`.
     """
 
     observation_space: Any
@@ -179,6 +180,7 @@ class EnvDescription(NamedTuple):
     resets_alone: bool = True
     converts_actions: bool = False
     is_async: bool = False
+    params_are_options: bool = False
 
 
 class Attribute(NamedTuple):

@@ -375,6 +375,7 @@ class HostedEnv:
             resets_alone=bool(runner.resets_alone),
             is_async=runner.is_async or self._is_awaited,
             converts_actions=isinstance(runner.env, GymnasiumEnv),
+            params_are_options=adapt.params_are_options(runner.env),
         )
         try:
             return self._messages.reply(message, Op.HELLO, description)
@@ -472,9 +473,9 @@ def _get_attr(runner: EnvRunner, name: str) -> Attribute:
     return Attribute(is_method, None if is_method else value)
 
 
-def _set_attr(runner: EnvRunner, payload: Any) -> None:
+def _set_attr(runner: EnvRunner, payload: Any) -> bool:
     name, value = payload
-    adapt.set_env_attribute(runner.env, name, value)
+    return adapt.set_env_attribute(runner.env, name, value)
 
 
 def _apply(runner: EnvRunner, payload: Any) -> Any:

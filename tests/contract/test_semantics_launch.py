@@ -38,6 +38,7 @@ from envmgr.errors import (
     StateError,
     UnknownEnvError,
 )
+from envmgr.managers import BaseEnvManager
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
@@ -178,6 +179,25 @@ def test_a_manager_that_is_not_launched_can_be_copied_and_sent(world: World) -> 
     for other in (copy.deepcopy(manager), cloudpickle.loads(cloudpickle.dumps(manager))):
         with other:
             assert list(other.ready_obs) == [0]
+
+
+@over(INLINE, THREADS, ALL_BLOCK)
+def test_a_manager_is_copied_and_sent_while_its_envs_do_not_run(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1, launch=False, env_fn=[Counting])
+    ways = (copy.copy, copy.deepcopy, cloudpickle.dumps)
+    for begin in (manager.build, manager.launch):
+        begin()
+        for way in ways:
+            with Raises(StateError, "not copied or sent", "make one there", "snapshot()"):
+                way(manager)
+    assert manager.ready_env == [0], "it goes on"
+    manager.close()
+    for other in (copy.deepcopy(manager), cloudpickle.loads(cloudpickle.dumps(manager))):
+        with Raises(StateError, "not launched"):
+            other.step({})
+        with other:
+            assert other.ready_env == [0]
+    assert manager.closed
 
 
 @every_kind
@@ -489,6 +509,77 @@ def test_what_is_no_attribute_or_a_method_says_so(world: World, setup: Setup) ->
     assert manager.stats()["failures"] == 0
 
 
+OF_OTHERS = {
+    "num_envs": "env_num",
+    "single_action_space": "action_space",
+    "single_observation_space": "observation_space",
+    "envs": "call",
+    "env_method": "call",
+    "step_async": "send",
+    "step_wait": "recv",
+}
+
+
+@over(INLINE, ALL_BLOCK)
+def test_names_of_other_libraries_and_mistyped_ones_are_answered_with_the_managers_own(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 2, launch=False)
+    for _ in range(2):
+        for name, ours in OF_OTHERS.items():
+            assert not hasattr(manager, name)
+            with Raises(EnvAttributeError, repr(name), ours):
+                getattr(manager, name)
+        with Raises(EnvAttributeError, "redy_obs", "'ready_obs'"):
+            _ = manager.redy_obs
+        manager.build()
+        if manager.closed:
+            manager.launch()
+    manager.send({0: 1})
+    with Raises(EnvNotReadyError, "recive", "'recv'"):
+        _ = manager.recive
+    with Raises(EnvNotReadyError, "[0]") as raised:
+        _ = manager.zzz
+    assert "meant" not in str(raised.value)
+    manager.recv()
+
+
+class WithACounter(BaseEnvManager):
+    """Has an attribute of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.counter = 0
+
+
+@every_kind
+def test_public_names_that_the_class_lacks_are_not_set(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = world.make(setup, 2)
+    with Raises(ConfigError, "auto_reset", "key of the config", "make(..., auto_reset=False)"):
+        manager.auto_reset = False
+    with Raises(EnvAttributeError, "nothing in the envs", "manager.set_attr('label', 'other')"):
+        manager.label = "other"
+    assert manager.label == ["env-0", "env-1"]
+    manager._own = 1
+    manager.step = manager.step  # what the class has may be replaced in a manager, as tests do
+    assert WithACounter([ScriptedEnv], {}).counter == 0
+    ready_all(manager)
+    assigned: list[str] = []
+    monkeypatch.setattr(
+        envmgr.manager.manager.EnvManager,
+        "__setattr__",
+        lambda _, name, value: assigned.append(name),
+    )
+    step_all(manager, {0: Do.END, 1: 1})
+    ready_all(manager)
+    manager.send_arrays([0, 1], [1, 1])
+    manager.recv_arrays()
+    monkeypatch.undo()
+    assert not assigned, "steps would pay for it"
+
+
 @every_kind
 def test_attributes_are_refused_before_launch_and_while_steps_are_pending(
     world: World, setup: Setup
@@ -534,6 +625,32 @@ def test_set_attr_is_repeated_on_renewed_envs_and_call_is_not(world: World, setu
     manager.close()
     manager.launch()
     assert manager.knob == ["factory", "factory"], "a new launch begins anew"
+
+
+class InWrappers(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An env inside of a wrapper that has an attribute."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(ScriptedGymEnv(*args, **kwargs))
+        self.volume = 1
+
+
+@every_kind
+def test_set_attr_reaches_the_env_inside_and_says_once_that_an_attribute_is_new(
+    world: World, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = world.make(setup, 2, env=InWrappers)
+    manager.set_attr("volume", 2)
+    assert manager.volume == [2, 2]
+    assert not caplog.records
+    for _ in range(2):
+        manager.set_attr("gravty", 5)
+    (record,) = caplog.records
+    assert "no env had an attribute 'gravty': set_attr has made one" in record.message
+    assert manager.get_attr("gravty") == [5, 5]
+    assert manager.apply(lambda env: vars(env.unwrapped).get("gravty")) == [5, 5]
+    manager.set_attr("level", 3, env_ids=1)
+    assert "env 1 had no attribute 'level'" in caplog.records[-1].message
 
 
 @every_kind

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envmgr import EnvState
+from envmgr import EnvState, EnvTimestep
 from envmgr.errors import ConfigError, EnvNotReadyError, StateError, UnknownEnvError
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
@@ -365,6 +365,86 @@ def test_an_abnormal_end_is_not_an_episode_of_the_budget(world: World, setup: Se
     ready_all(manager)
     step_all(manager, {0: Do.END})
     assert manager.done
+
+
+# -- params that are written like gymnasium's arguments --------------------------------------------
+
+
+@every_kind
+def test_options_in_the_options_of_a_gymnasium_env_are_refused(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, env=ScriptedGymEnv)
+    for wrong in ({"options": {"level": 3}}, {"options": None}):
+        n_resets = len(world.noted(1, "reset"))
+        with Raises(ConfigError, "env 1", "{1: ", "No env was reset"):
+            manager.reset({0: {"level": 3}, 1: wrong})
+        assert len(world.noted(1, "reset")) == n_resets
+    assert params_of(world, 0) == [{}]
+    manager.reset({0: {"options": {"level": 3}, "level": 2}})  # who names both means it
+    assert params_of(world, 0)[-1] == {"options": {"level": 3}, "level": 2}
+    manager.close()
+    with Raises(ConfigError, "{0: {'level': 3}}"):
+        manager.launch({0: {"options": {"level": 3}}})
+    assert manager.closed
+
+
+@every_kind
+def test_a_seed_among_the_options_of_a_gymnasium_env_is_warned_of_once(
+    world: World, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = world.make(setup, 2, env=ScriptedGymEnv)
+    for _ in range(2):
+        manager.reset({1: {"seed": 3}})
+    assert params_of(world, 1)[-1] == {"seed": 3}
+    (record,) = [r for r in caplog.records if "'seed'" in r.message]
+    for part in ("env 1", "as an option", "manager.seed({1: 3})", "manager.reset({1: None})"):
+        assert part in record.message
+
+
+@every_kind
+def test_arguments_of_gymnasiums_reset_are_refused_with_what_is_to_be_called(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 2, launch=False)
+    for name in ("launch", "reset"):
+        with Raises(ConfigError, f"{name} takes", "seed=3", "manager.seed(3)", "ready_obs"):
+            getattr(manager, name)(seed=3)
+        with Raises(ConfigError, "options={'level': 3}", f"{name}({{env_id: {{...}}}})"):
+            getattr(manager, name)(options={"level": 3})
+        if manager.closed:
+            manager.launch()
+    assert params_of(world, 0) == [{}]
+
+
+@over(ALL_MESSAGE)
+def test_timesteps_say_how_an_episode_ended(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, env=ScriptedGymEnv)
+    timesteps = step_all(manager, {0: Do.END, 1: 1})
+    for timestep, ended in ((timesteps[0], True), (timesteps[1], False)):
+        assert timestep.done is timestep.terminated is timestep.info["terminated"] is ended
+        assert timestep.truncated is timestep.info["truncated"] is False
+        assert len(timestep) == 4
+    for info in ({"abnormal": True}, None, "no dict"):
+        silent = EnvTimestep(0, 0.0, True, info)
+        assert (silent.terminated, silent.truncated) == (False, False)
+
+
+class NamesItsArguments(ScriptedEnv):
+    """Has arguments of its own with the names of gymnasium's."""
+
+    def reset(self, **params: Any) -> Any:
+        """Begin an episode."""
+        return super().reset(**params)
+
+
+@over(ALL_MESSAGE)
+def test_a_base_env_may_name_its_arguments_as_it_likes(
+    world: World, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = world.make(setup, 1, env=NamesItsArguments)
+    for params in ({"options": {"level": 3}}, {"seed": 3}):
+        manager.reset({0: params})
+        assert params_of(world, 0)[-1] == params
+    assert not caplog.records
 
 
 # -- auto_reset off -------------------------------------------------------------------------------

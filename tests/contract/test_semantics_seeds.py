@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 
 from envmgr.errors import ConfigError, UnknownEnvError
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
@@ -305,3 +306,45 @@ def test_random_actions_come_from_a_stream_of_each_env(world: World, setup: Setu
     others = [two.random_action() for _ in range(4)]
     assert all(sorted(actions) == [0, 2] for actions in others)
     assert [a[2] for a in others] == [a[2] for a in all_at_once], "env 2 felt that env 1 was away"
+
+
+def _drawn(space: Any) -> list[int]:
+    return [int(space.sample()) for _ in range(8)]
+
+
+class DrawsFromItsSpace(ScriptedGymEnv):
+    """Its infos say what it has drawn from its own action space."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.action_space = Discrete(64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin an episode."""
+        if seed is not None:
+            self.action_space.seed(seed)
+        obs, info = super().reset(seed=seed, options=options)
+        return obs, {**info, "drawn": _drawn(self.action_space)}
+
+
+def test_the_spaces_of_a_manager_are_its_own_and_seeded_alike_under_every_kind(
+    world: World,
+) -> None:
+    both: list[Any] = []
+    for setup in (INLINE, ALL_BLOCK):
+        manager = world.make(setup, 2, env=DrawsFromItsSpace, seed=4)
+        drawn = _drawn(manager.action_space)
+        manager.reset({0: None})
+        both.append((drawn, manager.ready_info[0]["drawn"], manager.observation_space.sample()))
+        assert manager.env_spaces[0][1] is manager.action_space
+        manager.seed(4)
+        assert _drawn(manager.action_space) == drawn
+        manager.seed({1: 5})
+        assert _drawn(manager.action_space) != drawn, "it is seeded with env 0"
+        manager.close()
+    (drawn, of_env, obs), (drawn_there, of_env_there, obs_there) = both
+    assert drawn == drawn_there
+    assert of_env == of_env_there
+    assert np.array_equal(obs, obs_there)
+    unseeded = world.make(INLINE, 1, env=DrawsFromItsSpace)
+    assert unseeded.action_space is not unseeded.apply(lambda env: env.action_space)[0]

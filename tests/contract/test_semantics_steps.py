@@ -242,6 +242,21 @@ def test_an_empty_step_says_what_waits_for_envs_of_which_none_is_ready() -> None
             manager.step(manager.random_action())
 
 
+@process_kinds
+def test_random_actions_wait_for_resets_but_not_for_steps(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    gate = world.gate
+    ready_all(manager)
+    step_all(manager, dict.fromkeys((0, 1), Do.END_THEN_GATE))
+    visits = [gate.await_visit(i, "reset") for i in (0, 1)]
+    threading.Timer(0.1, visits[1].release).start()
+    assert [*manager.random_action()] == [1]
+    manager.send({1: 1})
+    assert manager.random_action() == {}, "there is a timestep to gather"
+    assert [*manager.step({})] == [1]
+    visits[0].release()
+
+
 @every_kind
 def test_send_and_recv_are_step_in_two_halves(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3)

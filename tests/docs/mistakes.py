@@ -42,3 +42,4 @@ def mistakes() -> None:
     manager.stepp({})  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     _ = manager.step({})[0].observation  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     _ = manager.ready_obs.shape  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    manager.reset(seed=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -307,7 +307,8 @@ def _leased(manager: Any) -> None:
             env.reset()
             timestep = env.step(5)
         except BaseException:
-            env.reset()  # who caught it goes on in the same lease: nothing holds it any more
+            if not manager.closed:  # by the handler of SIGTERM
+                env.reset()  # who caught it goes on in the same lease: nothing holds it any more
             raise
         assert timestep.obs.tolist() == [5.0, 1.0]
         assert timestep.info["steps"] == 1

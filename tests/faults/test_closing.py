@@ -381,7 +381,7 @@ def test_f28_a_manager_that_is_dropped_leaves_nothing(
     step_all(manager, {0: Do.END, 1: 1})
     pids = [world.pid(i) for i in (0, 1)]
     if how == "cycle":
-        manager.itself = manager
+        vars(manager)["itself"] = manager
     del manager
     gc.collect()
     if setup.has_processes:

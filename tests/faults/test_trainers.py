@@ -538,7 +538,7 @@ ENDS = (
     "sys.exit(0)",
     "manager.close(); sys.exit(0)",
     "del manager; sys.exit(0)",
-    "manager.itself = manager; del manager; import gc; gc.collect(); sys.exit(0)",
+    "vars(manager)['itself'] = manager; del manager; import gc; gc.collect(); sys.exit(0)",
     "raise LookupError('of the child')",
 )
 

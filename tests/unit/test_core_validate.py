@@ -215,6 +215,8 @@ def test_an_env_that_is_not_ready_refuses_all_and_says_what_to_do(
     text = refused(rig, EnvNotReadyError, {1: 1} if state is EnvState.VOID else {0: 1, 1: 1})
     assert f"env 1 cannot take an action: it is in {state.name}; {advice}. " in text
     assert f"Ready now: {rig.ready()}. Nothing was sent to any env." in text
+    is_coming = state in (EnvState.INIT, EnvState.RESET)
+    assert ("Act on the envs and observations of ready_obs in each step" in text) is is_coming
 
 
 def test_every_state_but_run_has_advice() -> None:

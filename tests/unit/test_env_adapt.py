@@ -26,9 +26,11 @@ from envmgr.env.adapt import (
     spaces_of,
 )
 from envmgr.env.base import BaseEnv
+from envmgr.env.batched import BatchRow
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import OldGymEnv
 from envmgr.env.steps import step_env
+from envmgr.env.vector_batch import VectorBatch
 from envmgr.types import EnvTimestep
 
 DingTimestep = namedtuple("DingTimestep", ["obs", "reward", "done", "info"])
@@ -440,9 +442,10 @@ def test_names_of_the_protocol_are_the_wrappers() -> None:
 def test_attributes_are_set_where_they_are_defined() -> None:
     inner = Base()
     env = as_base_env(Outer(inner), 0)
-    set_env_attribute(env, "color", "blue")
-    set_env_attribute(env, "shade", "light")
-    set_env_attribute(env, "fresh", 1)
+    assert set_env_attribute(env, "color", "blue") is False
+    assert set_env_attribute(env, "shade", "light") is False
+    assert set_env_attribute(env, "fresh", 1) is True
+    assert vars(inner)["fresh"] == 1, "the env does not see what its wrappers have"
     assert inner.color == "blue"
     assert env.env.shade == "light"
     assert "shade" not in vars(inner)
@@ -503,3 +506,26 @@ def test_other_envs_are_asked_to_render_themselves() -> None:
     env._env = Picture()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError):
         env_attribute(env, "render")
+
+
+def test_reset_params_become_options_of_gymnasium_envs_and_of_vector_envs() -> None:
+    class NamesThem(Plain):
+        def reset(self, level: int = 0, seed: int | None = None) -> Any:
+            return OBS, {}
+
+    class HasOptions(Plain):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            return OBS, {}
+
+    rows = BatchRow(VectorBatch(gymnasium.make_vec("CartPole-v1", 2)), 0)
+    for env, becomes in (
+        (gymnasium.make("CartPole-v1"), True),
+        (rows, True),
+        (HasOptions(), True),
+        (NamesThem(), False),
+        (Plain(), False),
+        (Derived(), False),
+    ):
+        as_run = env if env is rows else as_base_env(env, 0)
+        assert adapt.params_are_options(as_run) is becomes, env
+    close_env(rows.batched)

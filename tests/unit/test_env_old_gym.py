@@ -243,7 +243,7 @@ def test_attributes_are_found_and_set_where_they_are_defined() -> None:
     assert inner.level == 5
     assert outer.color == "blue"
     assert "color" not in vars(inner)
-    assert vars(env.env.env)["fresh"] == 1
+    assert vars(inner)["fresh"] == 1
     with pytest.raises(AttributeError):
         env_attribute(env, "nothing")
 

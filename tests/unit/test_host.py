@@ -266,8 +266,9 @@ def test_an_attribute_that_is_not_there_has_a_kind_of_its_own() -> None:
 
 def test_attributes_are_set() -> None:
     harness = launched()
-    assert only(harness.run(Op.SET_ATTR, ("colour", "blue")), Op.RESULT) is None
-    assert harness.env.colour == "blue"
+    for colour, is_new in (("blue", True), ("red", False)):
+        assert only(harness.run(Op.SET_ATTR, ("colour", colour)), Op.RESULT) is is_new
+        assert harness.env.colour == colour
     failure = failure_of(harness.run(Op.SET_ATTR, ("__class__", 7)))
     assert (failure.kind, failure.during) == (FailureKind.RAISED, "call")
 

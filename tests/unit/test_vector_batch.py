@@ -190,6 +190,8 @@ def test_wrappers_and_attributes() -> None:
     batch.set_attribute(1, "colour", "red")
     assert [batch.attribute(row, "colour") for row in (0, 1)] == ["grey", "red"]
     assert batch.attribute(0, "action_space") == Walker.action_space
+    batch.set_attribute(1, "fresh", 1)
+    assert vars(wrapped.unwrapped.envs[1].unwrapped)["fresh"] == 1  # type: ignore[attr-defined]
 
 
 # -- infos ----------------------------------------------------------------------------------------
