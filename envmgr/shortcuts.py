@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -21,6 +22,21 @@ from envmgr.types import EnvFactory
 
 if TYPE_CHECKING:
     from envmgr.config.keywords import ManagerKeys
+
+logger = logging.getLogger("envmgr")
+
+_OF_WORKERS = (
+    "num_workers",
+    "context",
+    "preload",
+    "worker_threads",
+    "worker_affinity",
+    "worker_env",
+    "worker_log",
+    "daemon",
+    "max_worker_rss_mb",
+)
+"""Keys that mean nothing where there are no workers."""
 
 
 def create_env_manager(
@@ -42,6 +58,7 @@ def create_env_manager(
     cfg = as_mapping(cfg, "manager")
     if isinstance(cfg.get("manager"), Mapping):
         raise ConfigError(f"cfg has the sections {', '.join(map(str, cfg))}: {GIVE_SECTIONS}.")
+    _warn_of_no_type(cfg)
     key = kind_of(cfg)
     manager_cls = class_of_kind(key)
     config = ManagerConfig.from_mapping(cfg, default_config_of(manager_cls, key))
@@ -49,6 +66,18 @@ def create_env_manager(
         env_fn=env_fn, cfg=to_easydict(config.to_dict()), **kwargs
     )
     return manager
+
+
+def _warn_of_no_type(cfg: Mapping[str, Any]) -> None:
+    """Say that a config without a kind is one of `base`, if it speaks of workers."""
+    useless = [key for key in _OF_WORKERS if cfg.get(key) is not None]
+    if useless and "type" not in cfg:
+        logger.warning(
+            "no type is given, so base: all envs run in this process, one after another, and %s "
+            "%s nothing. Give type: subprocess",
+            " and ".join(useless),
+            "means" if len(useless) == 1 else "mean",
+        )
 
 
 @overload

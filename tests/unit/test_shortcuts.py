@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 
 import envmgr
-from envmgr import make
+from envmgr import create_env_manager, make
 from envmgr.config import ManagerConfig, keywords
 from envmgr.config.kind_sections import Metrics, Trace, WorkerEnv
 from envmgr.config.schema import Section, keys_of
@@ -23,6 +23,7 @@ SHORT, LONG = (partial(gymnasium.make, "CartPole-v1", max_episode_steps=n) for n
 
 
 ROWS = BatchedEnvSpec(lambda: None, 1)
+IN_TURN = "all envs run in this process, one after another"
 TOLD = "gymnasium.wrappers:RecordEpisodeStatistics"
 
 
@@ -71,6 +72,24 @@ def test_what_is_wrong_is_said(given: dict[str, Any], says: str) -> None:
     error = UnknownKeyError if "did you mean" in says or "render_mode" in given else ConfigError
     with pytest.raises(error, match=says.replace("?", r"\?")):
         make(**given, type="base")
+
+
+@pytest.mark.parametrize(
+    ("cfg", "says"),
+    [
+        ({"num_workers": 2, "step_timeout": 5}, "num_workers means nothing"),
+        ({"context": "fork", "daemon": False}, "context and daemon mean nothing"),
+        ({"num_workers": 2, "type": "base"}, None),  # somebody chose it
+        ({"num_workers": None, "step_timeout": 5}, None),
+    ],
+)
+def test_workers_without_a_type_are_remarked_on(
+    cfg: dict[str, Any], says: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_env_manager(cfg, env_fn=[SHORT] * 2)
+    said = [record.message for record in caplog.records]
+    assert len(said) == (says is not None)
+    assert all(f"no type is given, so base: {IN_TURN}, and {says}" in one for one in said)
 
 
 def test_a_manager_says_what_it_is() -> None:
