@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -154,6 +155,8 @@ def make(
         if cfg.keys() <= known.keys():
             raise
         unknown = next(key for key in cfg if key not in known)
+        if _is_of_the_manager(unknown, known):
+            raise
         if unknown in _MAPPINGS and isinstance(cfg[unknown], Mapping):
             unknown = next(iter(cfg[unknown]), "name")
         raise with_hint(error, _where_arguments_go(unknown)) from None
@@ -162,6 +165,17 @@ def make(
 
 _MAPPINGS = ("kwargs", "env_args")
 """Names that others have for `env_kwargs`."""
+
+
+_LIKE_A_KEY = 0.85
+"""So much alike, as `difflib` has it, a name is a mistyped key rather than an argument."""
+
+
+def _is_of_the_manager(unknown: str, known: Iterable[str]) -> bool:
+    """Return whether it is likelier that a key of the manager is meant than an argument."""
+    if unknown in ManagerConfig.MEANT:
+        return unknown not in (*_MAPPINGS, "render_mode")
+    return bool(difflib.get_close_matches(unknown, known, n=1, cutoff=_LIKE_A_KEY))
 
 
 def _where_arguments_go(unknown: str) -> str:

@@ -92,6 +92,16 @@ def test_workers_without_a_type_are_remarked_on(
     assert all(f"no type is given, so base: {IN_TURN}, and {says}" in one for one in said)
 
 
+@pytest.mark.parametrize(
+    ("key", "is_argument"),
+    [("size", True), ("render_mode", True), ("num_envs", False), ("step_timout", False)],
+)
+def test_where_arguments_go_is_said_of_what_may_be_one(key: str, is_argument: bool) -> None:
+    with pytest.raises(UnknownKeyError, match=f"unknown key '{key}'") as caught:
+        make("CartPole-v1", **{key: 4})
+    assert (f"env_kwargs={{'{key}': ...}}" in str(caught.value)) == is_argument
+
+
 def test_a_manager_says_what_it_is() -> None:
     manager = make("CartPole-v1", 3, type="base")
     assert repr(manager) == "<BaseEnvManager: 3 envs, type base, not launched>"
