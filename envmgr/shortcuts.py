@@ -127,7 +127,8 @@ def make(
         env_num: how many; None: one, or as many as there are functions.
         type: registry key of the kind of manager.
         env_kwargs: arguments of each env: of `gymnasium.make` for an id, else of what builds it.
-        wrappers: of each env, as in the section `env` of a config, the innermost first.
+        wrappers: of each env, the innermost first: classes and functions that are given the env, or
+            names as in the section `env` of a config.
         **cfg: keys of the manager's config, such as `seed=0` or `step_timeout=10`.
 
     Raises:

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 import gymnasium
 import pytest
+from gymnasium.wrappers import TimeLimit
 
 import envmgr
 from envmgr import create_env_manager, make
@@ -25,6 +26,10 @@ SHORT, LONG = (partial(gymnasium.make, "CartPole-v1", max_episode_steps=n) for n
 ROWS = BatchedEnvSpec(lambda: None, 1)
 IN_TURN = "all envs run in this process, one after another"
 TOLD = "gymnasium.wrappers:RecordEpisodeStatistics"
+
+
+class Marked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    mark = 1
 
 
 @pytest.mark.parametrize("env_num", [None, 2])
@@ -44,6 +49,16 @@ def test_arguments_and_wrappers_are_of_each_env_however_it_is_built() -> None:
     assert make(SHORT, type="base", env_kwargs={})._env_fn == [SHORT], "as it was given"
 
 
+def test_wrappers_may_be_classes_and_functions_among_names() -> None:
+    wrappers = [Marked, TOLD, lambda env: TimeLimit(env, 3)]
+    for env in ("CartPole-v1", SHORT, [SHORT, LONG]):
+        for kind in ("base", "subprocess"):
+            with make(env, 2, type=kind, wrappers=wrappers) as manager:
+                assert manager.get_attr("_max_episode_steps") == [3, 3], "the outermost"
+                assert manager.get_attr("return_queue"), "the named one"
+                assert manager.get_attr("mark") == [1, 1], "the class"
+
+
 def test_one_env_is_the_default() -> None:
     assert make("CartPole-v1", type="base").env_num == 1
     assert make(SHORT, type="base").env_num == 1
@@ -56,6 +71,12 @@ def test_one_env_is_the_default() -> None:
         ({"env": [SHORT, "CartPole-v1"]}, r"env\[1\] is 'CartPole-v1', but a list of envs is one"),
         ({"env": []}, "env is an empty list"),
         ({"env": [SHORT], "wrappers": ["a_b.c"]}, "there is no 'a_b'"),
+        ({"env": SHORT, "wrappers": [TimeLimit, 3]}, r"env\.wrappers is .*entry 1: neither a name"),
+        ({"env": SHORT, "wrappers": TimeLimit}, r"env\.wrappers is .*must be a list"),
+        (
+            {"env": SHORT, "wrappers": [(TimeLimit, {"max_episode_steps": 3})]},
+            r"entry 0: .*write {'path': 'gymnasium.wrappers[\w.]*:TimeLimit', 'kwargs': {...}}",
+        ),
         ({"env": SHORT, "env_kwargs": 3}, "env.kwargs is 3"),
         ({"env": ROWS, "env_kwargs": {"size": 3}}, "BatchedEnvSpec.*build"),
         ({"env": [ROWS], "wrappers": [TOLD]}, "BatchedEnvSpec.*build"),
