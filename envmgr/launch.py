@@ -55,6 +55,17 @@ def checked_factories(env_fn: Any) -> list[EnvFactory]:
     Raises:
         ConfigError: it is something else, or empty.
     """
+    if env_fn is None:
+        raise ConfigError(
+            "env_fn is missing: a list of functions, one for each env. For n equal envs: "
+            "env_fn=[make_env] * n"
+        )
+    if hasattr(type(env_fn), "ready_obs"):
+        raise ConfigError(
+            f"env_fn should be a list of functions, one for each env, but {short_text(env_fn)} is "
+            "a manager. For a trainer: as_gymnasium(manager), as_sb3(manager) or "
+            "as_tianshou(manager)"
+        )
     try:
         factories = read_list(env_fn)
     except Unreadable as error:

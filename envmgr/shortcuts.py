@@ -56,6 +56,8 @@ def create_env_manager(
         UnknownKeyError: no such kind or config key.
         ConfigError: a value is not allowed.
     """
+    if isinstance(cfg, (str, Path)):
+        raise ConfigError(_no_mapping_text(cfg))
     cfg = as_mapping(cfg, "manager")
     if isinstance(cfg.get("manager"), Mapping):
         raise ConfigError(f"cfg has the sections {', '.join(map(str, cfg))}: {GIVE_SECTIONS}.")
@@ -67,6 +69,24 @@ def create_env_manager(
         env_fn=env_fn, cfg=to_easydict(config.to_dict()), **kwargs
     )
     return manager
+
+
+def _no_mapping_text(cfg: str | Path) -> str:
+    """Return what to write in place of a text."""
+    is_kind = isinstance(cfg, str) and not _is_file(cfg)
+    way = (
+        "create_env_manager({'type': 'subprocess'}, env_fn=[make_env] * n), or make(env, n, "
+        "type='subprocess')"
+    )
+    return (
+        f"cfg is {show_value(cfg)}, but must be a mapping of keys to values: "
+        f"{way if is_kind else GIVE_SECTIONS}"
+    )
+
+
+def _is_file(value: object) -> bool:
+    """Return whether something looks like the path of a config file."""
+    return isinstance(value, (str, Path)) and str(value).endswith((".yaml", ".yml"))
 
 
 def _warn_of_no_type(cfg: Mapping[str, Any]) -> None:
@@ -204,8 +224,7 @@ def _with(
 def _env_name(value: Any) -> str:
     if is_env(value):
         raise Refused(GIVE_A_FUNCTION)
-    is_file = isinstance(value, (str, Path)) and str(value).endswith((".yaml", ".yml"))
-    if is_file or isinstance(value, Mapping):
+    if _is_file(value) or isinstance(value, Mapping):
         raise Refused(GIVE_SECTIONS)
     name: str = text().convert(value)
     return name

@@ -21,13 +21,14 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from envmgr.config.checks import check_value, integer, nearest, show_value
+from envmgr.config.checks import Refused, as_items, check_value, integer, nearest, show_value
 from envmgr.config.file_rules import admit
 from envmgr.config.imports import FilePolicy, import_modules, import_object
 from envmgr.config.installed import check_installed
 from envmgr.config.known_envs import nearest_package, package_of_id
 from envmgr.config.manager import MAX_ENV_NUM
 from envmgr.config.merge import to_plain
+from envmgr.config.schema import as_mapping
 from envmgr.config.sections import EnvConfig
 from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
@@ -186,15 +187,17 @@ _OwnWrappers = Mapping[int, Callable[[Any], Any]]
 """Wrappers that code gives as classes and functions, by their index."""
 
 
-def _checked_section(given: Any) -> tuple[EnvConfig, _OwnWrappers]:
+def _checked_section(given: Mapping[str, Any]) -> tuple[EnvConfig, _OwnWrappers]:
     """Return a section that code gives, checked, and those of its wrappers that are no names."""
-    wrappers = given.get("wrappers") if isinstance(given, Mapping) else None
-    if not isinstance(wrappers, (list, tuple)):
-        return EnvConfig.from_mapping(given), {}
+    section = as_mapping(given, EnvConfig.PATH)
+    try:
+        wrappers = as_items(section.get("wrappers"))
+    except Refused:  # none, or no list: the section's own check says so
+        return EnvConfig.from_mapping(section), {}
     own = {index: wrapper for index, wrapper in enumerate(wrappers) if callable(wrapper)}
     # Any name in their places, so that messages count the others as they were given.
-    named = ["gymnasium:Wrapper" if i in own else wrapper for i, wrapper in enumerate(wrappers)]
-    return EnvConfig.from_mapping({**given, "wrappers": named}), own
+    section["wrappers"] = ["gymnasium:Wrapper" if i in own else w for i, w in enumerate(wrappers)]
+    return EnvConfig.from_mapping(section), own
 
 
 def _configured(

@@ -13,11 +13,13 @@ from gymnasium.wrappers import TimeLimit
 
 import envmgr
 from envmgr import create_env_manager, make
+from envmgr.adapters.gymnasium import EnvmgrVectorEnv
 from envmgr.config import ManagerConfig, keywords
 from envmgr.config.kind_sections import Metrics, Trace, WorkerEnv
 from envmgr.config.schema import Section, keys_of
 from envmgr.env import BatchedEnvSpec
 from envmgr.errors import ConfigError, UnknownKeyError
+from envmgr.managers import BaseEnvManager
 from tests.cases import needs_autoreset_modes
 
 SHORT, LONG = (partial(gymnasium.make, "CartPole-v1", max_episode_steps=n) for n in (5, 50))
@@ -121,6 +123,38 @@ def test_where_arguments_go_is_said_of_what_may_be_one(key: str, is_argument: bo
     with pytest.raises(UnknownKeyError, match=f"unknown key '{key}'") as caught:
         make("CartPole-v1", **{key: 4})
     assert (f"env_kwargs={{'{key}': ...}}" in str(caught.value)) == is_argument
+
+
+@pytest.mark.parametrize(
+    "create", [create_env_manager, lambda cfg, **given: BaseEnvManager(**given)]
+)
+def test_keys_of_the_config_are_no_arguments(create: Any) -> None:
+    with pytest.raises(ConfigError, match=r"seed is a key of the config.*, 'seed': 0}, env_fn"):
+        create({"type": "base"}, env_fn=[SHORT], seed=0)
+    with pytest.raises(TypeError, match="'sied'"):
+        create({"type": "base"}, env_fn=[SHORT], sied=0)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "says"),
+    [
+        ("subprocess", r"create_env_manager\({'type': 'subprocess'}, env_fn=\[make_env\] \* n\)"),
+        ("c.yaml", "cfg = load_config"),
+        (Path("c.yml"), "cfg = load_config"),
+    ],
+)
+def test_a_text_is_no_config(cfg: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"cfg is .*, but must be a mapping.*{says}"):
+        create_env_manager(cfg, env_fn=[SHORT])
+
+
+def test_what_is_no_list_of_functions_is_named() -> None:
+    with pytest.raises(ConfigError, match="env_fn is missing"):
+        create_env_manager({"type": "subprocess"})
+    manager: Any = make(SHORT, type="base")
+    for build in (EnvmgrVectorEnv, BaseEnvManager):
+        with pytest.raises(ConfigError, match=r"is a manager.*as_gymnasium\(manager\)"):
+            build(manager)
 
 
 def test_a_manager_says_what_it_is() -> None:
