@@ -302,5 +302,7 @@ def _unknown_id_text(env_id: str, name: str, error: Exception) -> str:
 
 def key_of(path: str) -> str:
     """Return under which key of the section `env` a name belongs: `id` or `entry`."""
+    if path.partition(":")[0].endswith(".py"):  # a file, of which the check of entries knows more
+        return "entry"
     is_id = "/" in path or ":" not in path or "-v" in path.rpartition(":")[2]
     return "id" if is_id else "entry"

@@ -109,6 +109,10 @@ def _is_path(name: str) -> bool:
 
 
 def _is_object(name: str) -> bool:
+    file, _, attribute = name.partition(":")
+    if file.endswith(".py"):
+        module = file.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise Refused(f"a module is named without .py: write '{module}:{attribute or 'MyEnv'}'")
     if not _has_colon(name) and _is_path(name):
         module, _, attribute = name.rpartition(".")
         raise Refused(f"did you mean '{module}:{attribute}'?")

@@ -44,7 +44,8 @@ def decorated(build: Callable[..., Any]) -> Callable[[], Any]:
 
 
 def test_functions_that_need_arguments_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"<function numbered .*'i', .*\[functools\.partial\(make_env, i\)"):
+    says = r"<function numbered .*'i', .*\[functools\.partial\(make_env, i\)"
+    with pytest.raises(ConfigError, match=says):
         checked_factories([make_one, numbered, numbered])
     with pytest.raises(ConfigError, match="the arguments 'a', 'b'"):
         make(lambda a, *more, b, **others: make_one(), 4)
