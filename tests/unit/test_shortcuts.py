@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from functools import partial
 from pathlib import Path
@@ -171,6 +172,37 @@ def test_a_manager_says_what_it_is() -> None:
 def test_names_of_the_package_are_the_public_ones() -> None:
     assert dir(envmgr) == sorted(envmgr.__all__)
     assert all(getattr(envmgr, name) is not None for name in dir(envmgr))
+
+
+def test_a_lease_is_no_env() -> None:
+    lease: Any = make(SHORT, type="base").lease()
+    for name in ("reset", "step"):
+        with pytest.raises(AttributeError, match=rf"`with manager.lease\(\) as env:`.*env\.{name}"):
+            getattr(lease, name)
+    assert not hasattr(lease, "seed")
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("Collector", "envmgr.collect"),
+        ("EpisodeCollector", "envmgr.collect"),
+        ("StepCollector", "envmgr.collect"),
+        ("EnvmgrVectorEnv", "envmgr.adapters.gymnasium"),
+        ("EnvmgrVecEnv", "envmgr.adapters.sb3"),
+    ],
+)
+def test_names_that_are_elsewhere_say_where(name: str, home: str) -> None:
+    with pytest.raises(ImportError, match=f"from {home} import {name}"):
+        __import__("envmgr", fromlist=[name])
+    if not home.endswith("sb3"):
+        assert hasattr(importlib.import_module(home), name)
+
+
+def test_other_names_are_not_there() -> None:
+    with pytest.raises(ImportError, match=r"as_gymnasium\(make\(env, n\)\)"):
+        __import__("envmgr", fromlist=["make_vec"])
+    assert not hasattr(envmgr, "nonsense")
 
 
 @pytest.mark.parametrize(
