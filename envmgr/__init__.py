@@ -94,9 +94,23 @@ _HOME = {
 }
 
 
+_ELSEWHERE = {
+    "Collector": "envmgr.collect",
+    "EpisodeCollector": "envmgr.collect",
+    "StepCollector": "envmgr.collect",
+    "EnvmgrVecEnv": "envmgr.adapters.sb3",
+    "EnvmgrVectorEnv": "envmgr.adapters.gymnasium",
+}
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
+        # As ImportError: of an AttributeError, `from envmgr import ...` drops the text.
+        if name in _ELSEWHERE:
+            raise ImportError(f"{name} is elsewhere: from {_ELSEWHERE[name]} import {name}")
+        if name == "make_vec":
+            raise ImportError("envmgr has no make_vec: use as_gymnasium(make(env, n))")
         raise AttributeError(f"module 'envmgr' has no attribute {name!r}")
     from envmgr.optional_packages import own_part
 

@@ -224,6 +224,11 @@ def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
             or not a mapping; the message names the file, line and column.
     """
     name = os.fspath(file)
+    if name.endswith(".py"):
+        raise ConfigError(
+            f"{name!r} is a Python file, not a config: run it with python. For an env in it, "
+            f"`envmgr init {Path(name).stem}:MyEnv` writes a config."
+        )
     try:
         with open(name, "rb") as stream:
             content = stream.read(MAX_BYTES + 1)

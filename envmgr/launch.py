@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -55,6 +56,17 @@ def checked_factories(env_fn: Any) -> list[EnvFactory]:
     Raises:
         ConfigError: it is something else, or empty.
     """
+    if env_fn is None:
+        raise ConfigError(
+            "env_fn is missing: a list of functions, one for each env. For n equal envs: "
+            "env_fn=[make_env] * n"
+        )
+    if hasattr(type(env_fn), "ready_obs"):
+        raise ConfigError(
+            f"env_fn should be a list of functions, one for each env, but {short_text(env_fn)} is "
+            "a manager. For a trainer: as_gymnasium(manager), as_sb3(manager) or "
+            "as_tianshou(manager)"
+        )
     try:
         factories = read_list(env_fn)
     except Unreadable as error:
@@ -68,7 +80,25 @@ def checked_factories(env_fn: Any) -> list[EnvFactory]:
         if wrong and is_env(factories[wrong[0]]):
             found += f"; {GIVE_A_FUNCTION}"
         raise ConfigError(f"env_fn should be a list of functions, one for each env; {found}")
+    for factory in {id(factory): factory for factory in factories}.values():
+        needed = _needed_arguments(factory)
+        if needed:
+            raise ConfigError(
+                f"{short_text(factory)} of env_fn needs the argument{'s' if needed[1:] else ''} "
+                f"{', '.join(map(repr, needed))}, but is called without any. Give them beforehand: "
+                f"env_fn=[functools.partial(make_env, {needed[0]}) for {needed[0]} in range(n)]"
+            )
     return factories
+
+
+def _needed_arguments(factory: EnvFactory) -> list[str]:
+    """Return the names of arguments that a call needs; none where that cannot be read."""
+    try:  # what a decorator has put around a function may need less than that
+        parameters = inspect.signature(factory, follow_wrapped=False).parameters.values()
+    except Exception:  # also what objects of others raise
+        return []
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
 
 
 def deadlines_of(config: ManagerConfig) -> Deadlines:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -22,6 +24,21 @@ from envmgr.types import EnvFactory
 if TYPE_CHECKING:
     from envmgr.config.keywords import ManagerKeys
 
+logger = logging.getLogger("envmgr")
+
+_OF_WORKERS = (
+    "num_workers",
+    "context",
+    "preload",
+    "worker_threads",
+    "worker_affinity",
+    "worker_env",
+    "worker_log",
+    "daemon",
+    "max_worker_rss_mb",
+)
+"""Keys that mean nothing where there are no workers."""
+
 
 def create_env_manager(
     cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory] | None = None, **kwargs: Any
@@ -39,9 +56,12 @@ def create_env_manager(
         UnknownKeyError: no such kind or config key.
         ConfigError: a value is not allowed.
     """
+    if isinstance(cfg, (str, Path)):
+        raise ConfigError(_no_mapping_text(cfg))
     cfg = as_mapping(cfg, "manager")
     if isinstance(cfg.get("manager"), Mapping):
         raise ConfigError(f"cfg has the sections {', '.join(map(str, cfg))}: {GIVE_SECTIONS}.")
+    _warn_of_no_type(cfg)
     key = kind_of(cfg)
     manager_cls = class_of_kind(key)
     config = ManagerConfig.from_mapping(cfg, default_config_of(manager_cls, key))
@@ -49,6 +69,36 @@ def create_env_manager(
         env_fn=env_fn, cfg=to_easydict(config.to_dict()), **kwargs
     )
     return manager
+
+
+def _no_mapping_text(cfg: str | Path) -> str:
+    """Return what to write in place of a text."""
+    is_kind = isinstance(cfg, str) and not _is_file(cfg)
+    way = (
+        "create_env_manager({'type': 'subprocess'}, env_fn=[make_env] * n), or make(env, n, "
+        "type='subprocess')"
+    )
+    return (
+        f"cfg is {show_value(cfg)}, but must be a mapping of keys to values: "
+        f"{way if is_kind else GIVE_SECTIONS}"
+    )
+
+
+def _is_file(value: object) -> bool:
+    """Return whether something looks like the path of a config file."""
+    return isinstance(value, (str, Path)) and str(value).endswith((".yaml", ".yml"))
+
+
+def _warn_of_no_type(cfg: Mapping[str, Any]) -> None:
+    """Say that a config without a kind is one of `base`, if it speaks of workers."""
+    useless = [key for key in _OF_WORKERS if cfg.get(key) is not None]
+    if useless and "type" not in cfg:
+        logger.warning(
+            "no type is given, so base: all envs run in this process, one after another, and %s "
+            "%s nothing. Give type: subprocess",
+            " and ".join(useless),
+            "means" if len(useless) == 1 else "mean",
+        )
 
 
 @overload
@@ -97,7 +147,8 @@ def make(
         env_num: how many; None: one, or as many as there are functions.
         type: registry key of the kind of manager.
         env_kwargs: arguments of each env: of `gymnasium.make` for an id, else of what builds it.
-        wrappers: of each env, as in the section `env` of a config, the innermost first.
+        wrappers: of each env, the innermost first: classes and functions that are given the env, or
+            names as in the section `env` of a config.
         **cfg: keys of the manager's config, such as `seed=0` or `step_timeout=10`.
 
     Raises:
@@ -125,6 +176,8 @@ def make(
         if cfg.keys() <= known.keys():
             raise
         unknown = next(key for key in cfg if key not in known)
+        if _is_of_the_manager(unknown, known):
+            raise
         if unknown in _MAPPINGS and isinstance(cfg[unknown], Mapping):
             unknown = next(iter(cfg[unknown]), "name")
         raise with_hint(error, _where_arguments_go(unknown)) from None
@@ -133,6 +186,17 @@ def make(
 
 _MAPPINGS = ("kwargs", "env_args")
 """Names that others have for `env_kwargs`."""
+
+
+_LIKE_A_KEY = 0.85
+"""So much alike, as `difflib` has it, a name is a mistyped key rather than an argument."""
+
+
+def _is_of_the_manager(unknown: str, known: Iterable[str]) -> bool:
+    """Return whether it is likelier that a key of the manager is meant than an argument."""
+    if unknown in ManagerConfig.MEANT:
+        return unknown not in (*_MAPPINGS, "render_mode")
+    return bool(difflib.get_close_matches(unknown, known, n=1, cutoff=_LIKE_A_KEY))
 
 
 def _where_arguments_go(unknown: str) -> str:
@@ -160,8 +224,7 @@ def _with(
 def _env_name(value: Any) -> str:
     if is_env(value):
         raise Refused(GIVE_A_FUNCTION)
-    is_file = isinstance(value, (str, Path)) and str(value).endswith((".yaml", ".yml"))
-    if is_file or isinstance(value, Mapping):
+    if _is_file(value) or isinstance(value, Mapping):
         raise Refused(GIVE_SECTIONS)
     name: str = text().convert(value)
     return name

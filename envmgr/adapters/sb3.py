@@ -289,7 +289,7 @@ class EnvmgrVecEnv(ManagerVecEnv):
             if start_method != "server":
                 multiprocessing.get_context(start_method)
             given["context"] = start_method
-        manager = create_env_manager({**given, **cfg}, env_fn=list(env_fns))
+        manager = create_env_manager({**given, **cfg}, env_fn=env_fns)
         super().__init__(manager, on_failure=on_failure, adapter="EnvmgrVecEnv")
 
 

@@ -263,7 +263,7 @@ class EnvmgrEnv(ManagerEnv):
     ) -> None:
         given = {"type": "subprocess", "reset_inplace": True}
         super().__init__(
-            create_env_manager({**given, **cfg}, env_fn=list(env_fns)),
+            create_env_manager({**given, **cfg}, env_fn=env_fns),
             categorical_action_encoding=categorical_action_encoding,
             on_failure=on_failure,
             device=device,

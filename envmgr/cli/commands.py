@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -40,6 +41,18 @@ def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -
     return [key for key in keys if key.startswith(incomplete)]
 
 
+def _with_equals(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Refuse an override without a value, which the shell has as an argument of its own."""
+    for override in given:
+        if "=" not in override:
+            raise click.BadParameter(
+                f"{override!r} has no =: write section.key=value, such as manager.env_num=16"
+            )
+    return given
+
+
 def _allowing(command: _Command) -> _Command:
     """Pass a command one argument, `allowed`, for all that its options allow the config to do."""
 
@@ -72,6 +85,7 @@ _config_options = _with(
         multiple=True,
         metavar="KEY=VALUE",
         shell_complete=_keys,
+        callback=_with_equals,
         help="Override a key, as in --set manager.env_num=16; the value is YAML. Repeatable.",
     ),
     click.option(
@@ -107,13 +121,67 @@ def _writes(what: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "json_file", metavar="FILE", help=says)
 
 
+class _Count(click.IntRange):
+    """A whole number from 1 on, which may be written as 1e6."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | Any:
+        if isinstance(value, str) and "e" in value.lower():
+            with contextlib.suppress(ValueError):
+                number = float(value)
+                value = int(number) if number.is_integer() else value
+        return super().convert(value, param, ctx)
+
+
 _POSITIVE = click.FloatRange(min=0, min_open=True)
-_steps = click.option(
-    "--steps", type=click.IntRange(min=1), help="Collect exactly so many timesteps."
+_steps = click.option("--steps", type=_Count(), help="Collect exactly so many timesteps.")
+
+
+class _OneCommand(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            key = _key_meant(error.option_name)
+            if key is None or all(parameter.name != "overrides" for parameter in self.params):
+                raise
+            hint = f"{error.option_name} is no option; did you mean --set {key}=...?"
+            raise click.UsageError(hint, ctx) from None
+
+
+def _key_meant(option: str) -> str | None:
+    """Return the key of a config that an option is called like, if there is one."""
+    from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
+    from envmgr.config.schema import checks_of
+
+    name = option.lstrip("-").replace("-", "_")
+    for schema in (ManagerConfig, EnvConfig, CollectConfig):
+        known = checks_of(schema)
+        key = name if name in known else schema.MEANT.get(name)
+        if key in known:
+            return f"{schema.PATH}.{key}"
+    return None
+
+
+class _Commands(click.Group):
+    command_class = _OneCommand
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0].endswith((".yaml", ".yml")):
+            ctx.fail(f"{args[0]!r} is no command; to run that config: envmgr run {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option(
     "--version",
     is_flag=True,
@@ -166,7 +234,7 @@ def _resolve_resume(options: dict[str, Any], no_output: bool) -> None:
 @_steps
 @click.option(
     "--episodes",
-    type=click.IntRange(min=1),
+    type=_Count(),
     help="Collect exactly so many episodes: the first ones to begin; failed ones do not count.",
 )
 @click.option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.errors import ConfigError
@@ -41,6 +42,19 @@ class Goal:
         if math.isinf(self._episodes):
             return n_waiting
         return max(int(self._episodes) - statistics.episodes - n_under_way, 0)
+
+
+def check_manager(manager: Any, collector: str) -> None:
+    """Refuse what is no manager, such as a policy that is given in its place.
+
+    Raises:
+        ConfigError: it has no `env_num`, as managers have.
+    """
+    if not hasattr(manager, "env_num"):
+        raise ConfigError(
+            f"{collector} got {short_text(manager)} for a manager: the first argument is the "
+            f"manager, the second the policy, as in {collector}(manager, policy)"
+        )
 
 
 def check_count(name: str, value: int) -> None:

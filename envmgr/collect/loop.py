@@ -9,7 +9,7 @@ from copy import copy
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from envmgr.collect.goals import Goal, check_goal
+from envmgr.collect.goals import Goal, check_goal, check_manager
 from envmgr.collect.policies import Policy, RandomPolicy, policy_seed
 from envmgr.collect.policy_caller import Acted, PolicyCaller
 from envmgr.collect.records import EpisodeRecord, OpenEpisode, as_return, flag_of
@@ -65,6 +65,7 @@ class CollectLoop:
         loop: ManagerLoop | None = None,
         statistics: CollectStatistics | None = None,
     ) -> None:
+        check_manager(manager, type(self).__name__)
         seed = getattr(getattr(manager, "cfg", None), "seed", None)
         if policy is None:
             policy = RandomPolicy(None, manager.action_space, policy_seed(seed))

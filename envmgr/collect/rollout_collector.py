@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.collect.batch_policy_caller import BatchPolicyCaller, hint_of_form
-from envmgr.collect.goals import check_count, keys_of_infos
+from envmgr.collect.goals import check_count, check_manager, keys_of_infos
 from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
 from envmgr.collect.rollout_buffer import (
     Bools,
@@ -67,8 +67,8 @@ class RolloutCollector:
         rollout: the buffer, which every `collect` fills and returns.
 
     Raises:
-        ConfigError: `n_steps` is no integer >= 1; `info_keys` are no keys; or observations are by
-            agent.
+        ConfigError: `manager` is none; `n_steps` is no integer >= 1; `info_keys` are no keys; or
+            observations are by agent.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class RolloutCollector:
         info_keys: Sequence[str] = (),
         clock: Clock = monotonic,
     ) -> None:
+        check_manager(manager, "RolloutCollector")
         check_count("n_steps", n_steps)
         refuse_agents(manager.observation_space, "RolloutCollector")
         config = manager.cfg

@@ -21,13 +21,14 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from envmgr.config.checks import check_value, integer, nearest, show_value
+from envmgr.config.checks import Refused, as_items, check_value, integer, nearest, show_value
 from envmgr.config.file_rules import admit
 from envmgr.config.imports import FilePolicy, import_modules, import_object
 from envmgr.config.installed import check_installed
 from envmgr.config.known_envs import nearest_package, package_of_id
 from envmgr.config.manager import MAX_ENV_NUM
 from envmgr.config.merge import to_plain
+from envmgr.config.schema import as_mapping
 from envmgr.config.sections import EnvConfig
 from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
@@ -87,13 +88,13 @@ class ConfiguredEnv:
         source: a gymnasium registration, `package.module:callable`, or a callable.
         kwargs: arguments of `gymnasium.make` or of the callable; every env gets a copy of its own
             (`to_plain`).
-        wrappers: the innermost first.
+        wrappers: what each is given the env and returns it wrapped; the innermost first.
         module: imported before: the one that registers the env, in ids like `module:Env-v0`.
     """
 
     source: EnvSpec | str | Callable[..., Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    wrappers: tuple[ConfiguredWrapper, ...] = ()
+    wrappers: tuple[Callable[[Any], Any], ...] = ()
     module: str | None = None
 
     def __call__(self) -> Any:
@@ -135,7 +136,8 @@ def env_factories(
     before any worker starts. No env is built.
 
     Args:
-        env_cfg: the section `env`.
+        env_cfg: the section `env`; in code, its wrappers may also be classes and functions that are
+            given the env.
         env_num: how many; 1 or more.
         policy: what may be imported; None is everything.
 
@@ -144,7 +146,7 @@ def env_factories(
         ConfigError: a value is not allowed, or names something that does not exist.
     """
     count = checked_env_num(env_num)
-    config = env_cfg if isinstance(env_cfg, EnvConfig) else EnvConfig.from_mapping(env_cfg)
+    config, own = (env_cfg, {}) if isinstance(env_cfg, EnvConfig) else _checked_section(env_cfg)
     check_imports(config, policy)
     module = None
     source: EnvSpec | str
@@ -157,7 +159,7 @@ def env_factories(
             "the config does not say which env to build; give env.id (a gymnasium id such as "
             "CartPole-v1) or env.entry (package.module:callable)"
         )
-    return [_configured(source, config, module)] * count
+    return [_configured(source, config, own, module)] * count
 
 
 def with_arguments(
@@ -170,21 +172,42 @@ def with_arguments(
     Args:
         build: a class or a function that builds an env.
         kwargs: as in the section `env`; so are `wrappers`.
-        wrappers: the innermost first.
+        wrappers: the innermost first; also classes and functions that are given the env.
 
     Raises:
         ConfigError: they are malformed, or a wrapper does not exist.
     """
     # With any id, so that what is said of them is not that no env is named.
-    config = EnvConfig.from_mapping({"id": "any", "kwargs": kwargs, "wrappers": wrappers})
+    config, own = _checked_section({"id": "any", "kwargs": kwargs, "wrappers": wrappers})
     check_imports(config, None)
-    return _configured(build, config) if config.kwargs or config.wrappers else build
+    return _configured(build, config, own) if config.kwargs or config.wrappers else build
+
+
+_OwnWrappers = Mapping[int, Callable[[Any], Any]]
+"""Wrappers that code gives as classes and functions, by their index."""
+
+
+def _checked_section(given: Mapping[str, Any]) -> tuple[EnvConfig, _OwnWrappers]:
+    """Return a section that code gives, checked, and those of its wrappers that are no names."""
+    section = as_mapping(given, EnvConfig.PATH)
+    try:
+        wrappers = as_items(section.get("wrappers"))
+    except Refused:  # none, or no list: the section's own check says so
+        return EnvConfig.from_mapping(section), {}
+    own = {index: wrapper for index, wrapper in enumerate(wrappers) if callable(wrapper)}
+    # Any name in their places, so that messages count the others as they were given.
+    section["wrappers"] = ["gymnasium:Wrapper" if i in own else w for i, w in enumerate(wrappers)]
+    return EnvConfig.from_mapping(section), own
 
 
 def _configured(
-    source: EnvSpec | str | Callable[..., Any], config: EnvConfig, module: str | None = None
+    source: EnvSpec | str | Callable[..., Any],
+    config: EnvConfig,
+    own: _OwnWrappers,
+    module: str | None = None,
 ) -> ConfiguredEnv:
-    wrappers = tuple(ConfiguredWrapper(w["path"], to_plain(w["kwargs"])) for w in config.wrappers)
+    named = [ConfiguredWrapper(w["path"], to_plain(w["kwargs"])) for w in config.wrappers]
+    wrappers = tuple(own.get(index, wrapper) for index, wrapper in enumerate(named))
     return ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)
 
 
@@ -279,5 +302,7 @@ def _unknown_id_text(env_id: str, name: str, error: Exception) -> str:
 
 def key_of(path: str) -> str:
     """Return under which key of the section `env` a name belongs: `id` or `entry`."""
+    if path.partition(":")[0].endswith(".py"):  # a file, of which the check of entries knows more
+        return "entry"
     is_id = "/" in path or ":" not in path or "-v" in path.rpartition(":")[2]
     return "id" if is_id else "entry"

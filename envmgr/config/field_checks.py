@@ -109,6 +109,10 @@ def _is_path(name: str) -> bool:
 
 
 def _is_object(name: str) -> bool:
+    file, _, attribute = name.partition(":")
+    if file.endswith(".py"):
+        module = file.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise Refused(f"a module is named without .py: write '{module}:{attribute or 'MyEnv'}'")
     if not _has_colon(name) and _is_path(name):
         module, _, attribute = name.rpartition(".")
         raise Refused(f"did you mean '{module}:{attribute}'?")
@@ -154,6 +158,11 @@ def wrapper_list() -> Check:
 
     def one(item: Any) -> dict[str, Any]:
         given = {"path": item} if isinstance(item, str) else item
+        if callable(item):
+            raise Refused(f"a class or function, which a config has by name: {_name_of(item)}")
+        if isinstance(item, (list, tuple)) and item and callable(item[0]):
+            named = f"{{'path': {_name_of(item[0])}, 'kwargs': {{...}}}}"
+            raise Refused(f"a class or function and more: write {named}")
         if not isinstance(given, Mapping) or not set(given) <= {"path", "entry", "kwargs"}:
             raise Refused("neither a name nor a mapping of `path` and `kwargs`")
         if ("path" in given) == ("entry" in given):
@@ -171,3 +180,10 @@ def wrapper_list() -> Check:
     )
     wrappers = or_null(list_of(Check("a wrapper", one), allowed=allowed), null_is=())
     return Check(allowed, wrappers.convert)
+
+
+def _name_of(build: Any) -> str:
+    """Return by which name a config can have a class or function, in quotes."""
+    module, name = (getattr(build, key, "") for key in ("__module__", "__qualname__"))
+    path = f"{module}:{name}"
+    return repr(path) if _has_colon(path) else "'package.module:Wrapper'"

@@ -161,7 +161,9 @@ class ManagerKeys(TypedDict, total=False):
     reset_timeout: float | None
     """Seconds one reset may take; null: no limit, a warning every 30 s."""
     episode_timeout: float | None
-    """Seconds one episode of a leased env may take, from its reset; null: no limit."""
+    """Seconds one episode of a leased env may take, from its reset; null: no limit; without leases
+    it means nothing.
+    """
     release_timeout: float
     """Seconds that a step of a leased env which nobody awaits any more may go on after the end of
     its lease, before its worker is ended.

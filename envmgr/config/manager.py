@@ -79,6 +79,20 @@ class ManagerConfig(Section):
             ("kwargs", "env_args", "render_mode"),
             "env.kwargs in a config file, and env_kwargs of `make`",
         ),
+        **dict.fromkeys(
+            ("max_episode_steps", "time_limit"),
+            "env_kwargs={'max_episode_steps': n} of `make` (env.kwargs in a config file) for an "
+            "id, or gymnasium.wrappers.TimeLimit in a function of your own",
+        ),
+        **dict.fromkeys(
+            ("wrapper", "wrappers", "wrapper_class"),
+            "env.wrappers in a config file, and wrappers of `make`",
+        ),
+        **dict.fromkeys(("vectorization_mode", "vec_env_cls"), "type"),
+        **dict.fromkeys(
+            ("vector_kwargs", "vec_env_kwargs"),
+            "the manager's own keys, such as context and shared_memory",
+        ),
     }
 
     type: str = option("base", text(), "registry key of the kind of manager", from_file=KIND)
@@ -147,7 +161,8 @@ class ManagerConfig(Section):
     episode_timeout: float | None = option(
         None,
         _timeout,
-        "seconds one episode of a leased env may take, from its reset; null: no limit",
+        "seconds one episode of a leased env may take, from its reset; null: no limit; without "
+        "leases it means nothing",
         from_file=ANY,
     )
     release_timeout: float = option(
@@ -413,6 +428,12 @@ class ManagerConfig(Section):
             return
         if self.limits is not None:
             self._check_shared_caps(self.limits, self.env_num)
+        if isinstance(self.num_workers, int) and self.num_workers > self.env_num == 1:
+            raise ConfigError(
+                f"manager.num_workers is {self.num_workers}, but there is 1 env to run in them. "
+                "Say how many there are with env_num (or env_fn=[make_env] * n), or leave "
+                "num_workers out."
+            )
         if isinstance(self.num_workers, int) and self.num_workers > self.env_num:
             raise ConfigError(
                 f"manager.num_workers is {self.num_workers}, but there are {self.env_num} envs to "

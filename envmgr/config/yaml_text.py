@@ -34,6 +34,8 @@ _FLOAT_TAG = "tag:yaml.org,2002:float"
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", _FLOAT_TAG)
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
+_NULL_OF_PYTHON = "None"
+
 # YAML 1.1, which PyYAML follows, takes `1e3` and `2.5e-4` without a sign or a dot for strings.
 _EXPONENT_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 
@@ -171,6 +173,9 @@ class _Loader(yaml.SafeLoader):
         if node.tag in _NUMBER_TAGS and len(node.value) > MAX_DIGITS:
             problem = f"{show_value(node.value)} has more than {MAX_DIGITS} digits"
             raise _refusal(problem, node.start_mark)
+        if node.value == _NULL_OF_PYTHON and isinstance(node, yaml.ScalarNode) and not node.style:
+            problem = "None is a text in YAML, and so true: write null, or 'None' in quotes"
+            raise _refusal(problem, node.start_mark)
         try:
             return super().construct_object(node, deep)
         except _CONSTRUCTION_ERRORS as error:
@@ -190,7 +195,8 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_text(self, data: str) -> yaml.Node:
         # Unescaped, PyYAML reads these line breaks of Unicode back as spaces.
-        style = '"' if any(char in data for char in "\x85\u2028\u2029") else None
+        breaks = any(char in data for char in "\x85\u2028\u2029")
+        style = '"' if breaks or data == _NULL_OF_PYTHON else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 

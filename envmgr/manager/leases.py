@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envmgr.core import validate
 from envmgr.core.owner import Owner
@@ -369,6 +369,15 @@ class Lease:
         self._acquire_s = None if acquire_s is None else validate.checked_seconds(acquire_s)
         self._tenancy: Tenancy | None = None
         self._owner: Owner | None = None
+
+    if not TYPE_CHECKING:  # checkers know that it has none of these
+
+        def __getattr__(self, name: str) -> Any:
+            says = f"a Lease has no attribute {name!r}"
+            if name in ("reset", "step"):
+                says += ": it waits for an env first. Use `with manager.lease() as env:` (in "
+                says += f"coroutines `async with`), then env.{name}(...)"
+            raise AttributeError(says)
 
     def __enter__(self) -> Slot:
         """Wait for a free env, in order of asking.

@@ -245,7 +245,7 @@ class TestRun:
 
     def test_overrides_come_in_order(self, envmgr: Run, tmp_path: Path) -> None:
         sets = [f"--set=manager.env_num={n}" for n in (5, 2)]
-        assert envmgr("run", "c.yaml", *sets, "--steps", 33, "--output", "out").code == 0
+        assert envmgr("run", "c.yaml", *sets, "--steps", "3.3e1", "--output", "out").code == 0
         summary = summary_in(tmp_path / "out")
         assert (summary["env_num"], summary["steps"]) == (2, 33)
 
@@ -694,6 +694,15 @@ BAD_INPUT = {
         "factory(observation_space, action_space, seed)",
     ),
     "no override": (["run", "c.yaml", "--set", "env_num"], "section.key=value"),
+    "a value with a space": (["run", "--set", "manager.env_num", "8", "c.yaml"], "has no =: write"),
+    "a key as an option": (["run", "c.yaml", "--env_num", "8"], "--set manager.env_num=...?"),
+    "a key of others": (["check", "c.yaml", "--num-envs", "8"], "--set manager.env_num=...?"),
+    "a key of the env": (["show", "c.yaml", "--kwargs", "3"], "--set env.kwargs=...?"),
+    "no config here": (["init", "CartPole-v1", "--seed", "8"], "No such option"),
+    "no command": (["c.yaml"], "envmgr run c.yaml"),
+    "a script": (["run", "cli_users_module.py"], "`envmgr init cli_users_module:MyEnv`"),
+    "a file for a module": (["init", "./a/b.py:Env"], "write 'a.b:Env'"),
+    "a part of a step": (["run", "c.yaml", "--steps", "15e-1"], "not a valid integer"),
     "no number": (["run", "c.yaml", "--steps", "0"], "0 is not in the range"),
     "two ends": (["run", "c.yaml", "--steps", "1", "--episodes", "1"], "not both"),
     "output or not": (["run", "c.yaml", "--no-output", "--output", "x"], "--no-output goes"),

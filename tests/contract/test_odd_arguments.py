@@ -382,7 +382,7 @@ FREE_CALLS = {
         lambda m, v: make(int, 2, "base", env_kwargs=v), takes(EMPTY, "None")
     ),
     "make, wrappers": Call(lambda m, v: make("CartPole-v1", 2, "base", wrappers=v), NO_LIST),
-    "make, wrapper": Call(lambda m, v: make("CartPole-v1", 2, "base", wrappers=[v])),
+    "make, wrapper": Call(lambda m, v: make("CartPole-v1", 2, "base", wrappers=[v]), CALLABLE),
     "make, wrappers of a function": Call(lambda m, v: make(int, 2, "base", wrappers=v), NO_LIST),
     "load_config": Call(lambda m, v: load_config(v), EMPTY),
     "load_config, section": Call(lambda m, v: load_config(OddMapping((v, {})))),

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from envmgr.collect import Collector
+from envmgr.collect import Collector, EpisodeCollector, RolloutCollector
 from envmgr.errors import ActionError, ConfigError, NothingReadyError, StateError
 from tests.unit.collect_fakes import FakeManager, answer_zero, everything
 
@@ -324,6 +325,15 @@ class TestAnyTiming:
                 length = expected[nth % len(expected)]
                 assert (record.nth, record.length) == (nth, abs(length))
                 assert record.abnormal == (length < 0)
+
+
+@pytest.mark.parametrize(
+    "collector", [Collector, EpisodeCollector, partial(RolloutCollector, n_steps=1)]
+)
+def test_the_manager_comes_first(collector: Any) -> None:
+    for wrong in (answer_zero, None):
+        with pytest.raises(ConfigError, match=r"the second the policy.*Collector\(manager, pol"):
+            collector(wrong, FakeManager([[1]]))
 
 
 def test_without_a_policy_actions_are_random() -> None:

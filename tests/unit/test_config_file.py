@@ -220,6 +220,13 @@ def test_a_dot_for_the_colon_is_seen(section: str, key: str) -> None:
         load_config({section: {key: "a.b.C"}})
 
 
+@pytest.mark.parametrize("name", ["a/b.py:C", "./a/b.py:C", "a.b.py:C"])
+def test_a_file_for_a_module_is_seen(name: str) -> None:
+    for section in ({"env": {"entry": name}}, {"collect": {"policy": name}}):
+        with pytest.raises(ConfigError, match=r"write 'a\.b:C'"):
+            load_config(section)
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no\.yaml' does not exist .*looked in"):
         load_config(tmp_path / "no.yaml")

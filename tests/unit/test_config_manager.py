@@ -310,6 +310,23 @@ def test_unknown_key_names_the_nearest(key: str, nearest: str) -> None:
         ManagerConfig.from_mapping({key: 1})
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("max_episode_steps", r"env_kwargs={'max_episode_steps': n} .*wrappers\.TimeLimit"),
+        ("time_limit", r"gymnasium\.wrappers\.TimeLimit"),
+        ("wrapper_class", r"env\.wrappers"),
+        ("vectorization_mode", "did you mean type"),
+        ("vec_env_cls", "did you mean type"),
+        ("vector_kwargs", "the manager's own keys"),
+    ],
+)
+def test_names_that_others_have_are_known(key: str, meant: str) -> None:
+    with pytest.raises(UnknownKeyError, match=meant) as caught:
+        ManagerConfig.from_mapping({key: 1})
+    assert "episode_timeout" not in str(caught.value), "it means nothing without leases"
+
+
 def test_unknown_key_that_is_like_no_other_lists_the_known_ones() -> None:
     with pytest.raises(UnknownKeyError) as caught:
         ManagerConfig.from_mapping({"zzz": 1})
@@ -440,7 +457,7 @@ def test_envs_may_share_workers(num_workers: Any) -> None:
 def test_more_workers_than_envs_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"manager\.num_workers is 5, but there are 4 envs"):
         ManagerConfig(num_workers=5).with_env_num(4)
-    with pytest.raises(ConfigError, match=r"Give 1 to 1, or null"):
+    with pytest.raises(ConfigError, match=r"is 2, but there is 1 env .* with env_num"):
         ManagerConfig(num_workers=2, env_num=1)
 
 

@@ -42,6 +42,8 @@ from envmgr.errors import ConfigError
         ("16", 16),
         ("0.1", 0.1),
         ("'1e3'", "1e3"),
+        ("'None'", "None"),
+        ("Nonesuch", "Nonesuch"),
         ("1e", "1e"),
         ("e3", "e3"),
         ("1e3x", "1e3x"),
@@ -100,6 +102,7 @@ def test_merge_keys_may_be_overridden() -> None:
         ("!!timestamp x", "line 1, column 1", "does not fit"),
         ("!!map [a]", "line 1, column 1", "expected a mapping"),
         ("a: =", "line 1, column 4", "constructor"),
+        ("a: 1\nb: {c: None}", "line 2, column 8", "write null, or 'None' in quotes"),
     ],
 )
 def test_what_is_refused_is_found_by_line_and_column(text: str, where: str, problem: str) -> None:
@@ -167,6 +170,7 @@ def test_size_is_limited() -> None:
         {"a": math.inf, "b": -math.inf, "c": None, "d": True, "e": 1e-7, "f": 1e22},
         {"a": (1, ({"b": (2,)},)), "c": [[], {}, ()]},
         {"a": "1e3", "b": ".inf", "c": "null", "d": "true", "e": "16", "f": "", "g": "a: b"},
+        {"a": "None", "None": ["None"]},
         {
             "a": "x\ny\n",
             "b": " x ",

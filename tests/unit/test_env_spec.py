@@ -244,6 +244,14 @@ def test_wrappers_that_are_not_there_are_refused(wrappers: Any, text: str) -> No
         env_factories({"id": "CartPole-v1", "wrappers": wrappers}, 1)
 
 
+def test_a_config_as_a_mapping_has_wrappers_by_name() -> None:
+    wrapper = gymnasium.wrappers.FlattenObservation
+    with pytest.raises(ConfigError, match=r"entry 0: a class .*'gymnasium\.wrappers\S*:Flatten"):
+        EnvConfig.from_mapping({"id": "Blackjack-v1", "wrappers": [wrapper]})
+    with pytest.raises(ConfigError, match=r"by name: 'package\.module:Wrapper'"):
+        EnvConfig.from_mapping({"id": "Blackjack-v1", "wrappers": [lambda env: env]})
+
+
 # -- the section ------------------------------------------------------------------------------
 
 

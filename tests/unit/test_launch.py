@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from gymnasium.spaces import Discrete
@@ -12,7 +15,13 @@ from gymnasium.spaces import Discrete
 from envmgr import make
 from envmgr.config import ManagerConfig
 from envmgr.errors import ConfigError
-from envmgr.launch import build_engine, deadlines_of, spin_s_of, worker_settings_of
+from envmgr.launch import (
+    build_engine,
+    checked_factories,
+    deadlines_of,
+    spin_s_of,
+    worker_settings_of,
+)
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from tests.fakes import FakeClock, FakeTransport
@@ -20,6 +29,38 @@ from tests.rig import over_routes
 from tests.unit.core_rigs import make_one
 
 pytestmark = over_routes
+
+
+def numbered(i: int, *, size: int = 3) -> Any:
+    return make_one()
+
+
+def decorated(build: Callable[..., Any]) -> Callable[[], Any]:
+    @functools.wraps(build)
+    def first() -> Any:
+        return build(0)
+
+    return first
+
+
+def test_functions_that_need_arguments_are_refused() -> None:
+    says = r"<function numbered .*'i', .*\[functools\.partial\(make_env, i\)"
+    with pytest.raises(ConfigError, match=says):
+        checked_factories([make_one, numbered, numbered])
+    with pytest.raises(ConfigError, match="the arguments 'a', 'b'"):
+        make(lambda a, *more, b, **others: make_one(), 4)
+
+
+def test_functions_that_need_none_are_taken() -> None:
+    fits: list[Any] = [
+        functools.partial(numbered, 2),
+        functools.partial(numbered, i=2),
+        lambda i=0, *more, **others: make_one(),
+        decorated(numbered),
+        Mock(),
+        dict,  # whose signature nobody knows
+    ]
+    assert checked_factories(fits) == fits
 
 
 # -- from a config --------------------------------------------------------------------------------

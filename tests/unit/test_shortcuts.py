@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from functools import partial
 from pathlib import Path
@@ -9,21 +10,29 @@ from typing import Any, get_type_hints
 
 import gymnasium
 import pytest
+from gymnasium.wrappers import TimeLimit
 
 import envmgr
-from envmgr import make
+from envmgr import create_env_manager, make
+from envmgr.adapters.gymnasium import EnvmgrVectorEnv
 from envmgr.config import ManagerConfig, keywords
 from envmgr.config.kind_sections import Metrics, Trace, WorkerEnv
 from envmgr.config.schema import Section, keys_of
 from envmgr.env import BatchedEnvSpec
 from envmgr.errors import ConfigError, UnknownKeyError
+from envmgr.managers import BaseEnvManager
 from tests.cases import needs_autoreset_modes
 
 SHORT, LONG = (partial(gymnasium.make, "CartPole-v1", max_episode_steps=n) for n in (5, 50))
 
 
 ROWS = BatchedEnvSpec(lambda: None, 1)
+IN_TURN = "all envs run in this process, one after another"
 TOLD = "gymnasium.wrappers:RecordEpisodeStatistics"
+
+
+class Marked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    mark = 1
 
 
 @pytest.mark.parametrize("env_num", [None, 2])
@@ -43,6 +52,16 @@ def test_arguments_and_wrappers_are_of_each_env_however_it_is_built() -> None:
     assert make(SHORT, type="base", env_kwargs={})._env_fn == [SHORT], "as it was given"
 
 
+def test_wrappers_may_be_classes_and_functions_among_names() -> None:
+    wrappers = [Marked, TOLD, lambda env: TimeLimit(env, 3)]
+    for env in ("CartPole-v1", SHORT, [SHORT, LONG]):
+        for kind in ("base", "subprocess"):
+            with make(env, 2, type=kind, wrappers=wrappers) as manager:
+                assert manager.get_attr("_max_episode_steps") == [3, 3], "the outermost"
+                assert manager.get_attr("return_queue"), "the named one"
+                assert manager.get_attr("mark") == [1, 1], "the class"
+
+
 def test_one_env_is_the_default() -> None:
     assert make("CartPole-v1", type="base").env_num == 1
     assert make(SHORT, type="base").env_num == 1
@@ -55,6 +74,12 @@ def test_one_env_is_the_default() -> None:
         ({"env": [SHORT, "CartPole-v1"]}, r"env\[1\] is 'CartPole-v1', but a list of envs is one"),
         ({"env": []}, "env is an empty list"),
         ({"env": [SHORT], "wrappers": ["a_b.c"]}, "there is no 'a_b'"),
+        ({"env": SHORT, "wrappers": [TimeLimit, 3]}, r"env\.wrappers is .*entry 1: neither a name"),
+        ({"env": SHORT, "wrappers": TimeLimit}, r"env\.wrappers is .*must be a list"),
+        (
+            {"env": SHORT, "wrappers": [(TimeLimit, {"max_episode_steps": 3})]},
+            r"entry 0: .*write {'path': 'gymnasium.wrappers[\w.]*:TimeLimit', 'kwargs': {...}}",
+        ),
         ({"env": SHORT, "env_kwargs": 3}, "env.kwargs is 3"),
         ({"env": ROWS, "env_kwargs": {"size": 3}}, "BatchedEnvSpec.*build"),
         ({"env": [ROWS], "wrappers": [TOLD]}, "BatchedEnvSpec.*build"),
@@ -73,6 +98,66 @@ def test_what_is_wrong_is_said(given: dict[str, Any], says: str) -> None:
         make(**given, type="base")
 
 
+@pytest.mark.parametrize(
+    ("cfg", "says"),
+    [
+        ({"num_workers": 2, "step_timeout": 5}, "num_workers means nothing"),
+        ({"context": "fork", "daemon": False}, "context and daemon mean nothing"),
+        ({"num_workers": 2, "type": "base"}, None),  # somebody chose it
+        ({"num_workers": None, "step_timeout": 5}, None),
+    ],
+)
+def test_workers_without_a_type_are_remarked_on(
+    cfg: dict[str, Any], says: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_env_manager(cfg, env_fn=[SHORT] * 2)
+    said = [record.message for record in caplog.records]
+    assert len(said) == (says is not None)
+    assert all(f"no type is given, so base: {IN_TURN}, and {says}" in one for one in said)
+
+
+@pytest.mark.parametrize(
+    ("key", "is_argument"),
+    [("size", True), ("render_mode", True), ("num_envs", False), ("step_timout", False)],
+)
+def test_where_arguments_go_is_said_of_what_may_be_one(key: str, is_argument: bool) -> None:
+    with pytest.raises(UnknownKeyError, match=f"unknown key '{key}'") as caught:
+        make("CartPole-v1", **{key: 4})
+    assert (f"env_kwargs={{'{key}': ...}}" in str(caught.value)) == is_argument
+
+
+@pytest.mark.parametrize(
+    "create", [create_env_manager, lambda cfg, **given: BaseEnvManager(**given)]
+)
+def test_keys_of_the_config_are_no_arguments(create: Any) -> None:
+    with pytest.raises(ConfigError, match=r"seed is a key of the config.*, 'seed': 0}, env_fn"):
+        create({"type": "base"}, env_fn=[SHORT], seed=0)
+    with pytest.raises(TypeError, match="'sied'"):
+        create({"type": "base"}, env_fn=[SHORT], sied=0)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "says"),
+    [
+        ("subprocess", r"create_env_manager\({'type': 'subprocess'}, env_fn=\[make_env\] \* n\)"),
+        ("c.yaml", "cfg = load_config"),
+        (Path("c.yml"), "cfg = load_config"),
+    ],
+)
+def test_a_text_is_no_config(cfg: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"cfg is .*, but must be a mapping.*{says}"):
+        create_env_manager(cfg, env_fn=[SHORT])
+
+
+def test_what_is_no_list_of_functions_is_named() -> None:
+    with pytest.raises(ConfigError, match="env_fn is missing"):
+        create_env_manager({"type": "subprocess"})
+    manager: Any = make(SHORT, type="base")
+    for build in (EnvmgrVectorEnv, BaseEnvManager):
+        with pytest.raises(ConfigError, match=r"is a manager.*as_gymnasium\(manager\)"):
+            build(manager)
+
+
 def test_a_manager_says_what_it_is() -> None:
     manager = make("CartPole-v1", 3, type="base")
     assert repr(manager) == "<BaseEnvManager: 3 envs, type base, not launched>"
@@ -87,6 +172,37 @@ def test_a_manager_says_what_it_is() -> None:
 def test_names_of_the_package_are_the_public_ones() -> None:
     assert dir(envmgr) == sorted(envmgr.__all__)
     assert all(getattr(envmgr, name) is not None for name in dir(envmgr))
+
+
+def test_a_lease_is_no_env() -> None:
+    lease: Any = make(SHORT, type="base").lease()
+    for name in ("reset", "step"):
+        with pytest.raises(AttributeError, match=rf"`with manager.lease\(\) as env:`.*env\.{name}"):
+            getattr(lease, name)
+    assert not hasattr(lease, "seed")
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("Collector", "envmgr.collect"),
+        ("EpisodeCollector", "envmgr.collect"),
+        ("StepCollector", "envmgr.collect"),
+        ("EnvmgrVectorEnv", "envmgr.adapters.gymnasium"),
+        ("EnvmgrVecEnv", "envmgr.adapters.sb3"),
+    ],
+)
+def test_names_that_are_elsewhere_say_where(name: str, home: str) -> None:
+    with pytest.raises(ImportError, match=f"from {home} import {name}"):
+        __import__("envmgr", fromlist=[name])
+    if not home.endswith("sb3"):
+        assert hasattr(importlib.import_module(home), name)
+
+
+def test_other_names_are_not_there() -> None:
+    with pytest.raises(ImportError, match=r"as_gymnasium\(make\(env, n\)\)"):
+        __import__("envmgr", fromlist=["make_vec"])
+    assert not hasattr(envmgr, "nonsense")
 
 
 @pytest.mark.parametrize(
