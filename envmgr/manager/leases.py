@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -111,12 +112,12 @@ class _Slot:
         loop = signal_here().loop
         return AsyncSlot(self._lease, self._owner, self._tenancy, loop, self._busy)
 
-    def _begin(self, taken: list[bool]) -> None:
+    def _begin(self, held: list[threading.Lock]) -> None:
         """Let one call in.
 
         Args:
-            taken: is told that it was, in one call of C: an interrupt comes before both or after.
-                Who sees True there lets the next one in.
+            held: is given the lock that keeps others out, in one call of C: an interrupt comes
+                before both or after. `_let_next_in` takes it back.
 
         Raises:
             LeaseEndedError: the lease has ended.
@@ -130,8 +131,8 @@ class _Slot:
                 "a new one with manager.lease(). Nothing was sent to it."
             )
         self._owner.refuse_within_a_call()
-        taken.extend(map(self._busy.acquire, (False,)))
-        if not taken[0]:
+        held.extend(filter(_ACQUIRED, (self._busy,)))
+        if not held:
             raise SlotBusyError(
                 f"env {self.env_id} is in a call of another coroutine or thread: a lease is for "
                 "one at a time. Take a lease for each. Nothing was sent to it."
@@ -146,6 +147,16 @@ class _Slot:
             self._tenancy.left_in(call)
         self._owner.slots.abandon(self._tenancy, call)
         self._owner.wake()
+
+
+_ACQUIRED = operator.methodcaller("acquire", False)
+_RELEASED = operator.methodcaller("release")
+
+
+def _let_next_in(held: list[threading.Lock]) -> None:
+    """Release what `_begin` has acquired, in one call of C, as that did; at most once."""
+    if held:
+        any(map(_RELEASED, map(list.pop, (held,))))
 
 
 def _step(signal: Any, action: Any, timeout_s: float | None) -> SlotCall:
@@ -262,20 +273,21 @@ class Slot(_Slot):
         return timestep
 
     def _call(self, signal: _ThreadSignal, call: SlotCall) -> Any:
-        taken: list[bool] = []
+        held, is_in = list[threading.Lock](), False
         try:
             try:
-                self._begin(taken)
+                self._begin(held)
+                is_in = True
                 self._send(call)
                 signal.wait()
             finally:
-                if True in taken:
-                    self._busy.release()
+                _let_next_in(held)
             if call.closes:
                 self._lease.lessor.close()
             return _answer(call)
         except BaseException as error:
-            if True in taken and error is not call.error:  # Ctrl-C
+            _let_next_in(held)  # if an interrupt has kept that from being done
+            if is_in and error is not call.error:  # Ctrl-C
                 self._abandon(call)
             raise
 
@@ -334,20 +346,21 @@ class AsyncSlot(_Slot):
         return signal
 
     async def _call(self, signal: Signal, call: SlotCall) -> Any:
-        taken: list[bool] = []
+        held, is_in = list[threading.Lock](), False
         try:
             try:
-                self._begin(taken)
+                self._begin(held)
+                is_in = True
                 self._send(call)
                 await signal.wait()
             finally:
-                if True in taken:
-                    self._busy.release()
+                _let_next_in(held)
             if call.closes:
                 await in_thread(self._lease.lessor.close, CLOSING)
             return _answer(call)
         except BaseException as error:
-            if True in taken and error is not call.error:  # also when a loop that has ended lets go
+            _let_next_in(held)  # likewise
+            if is_in and error is not call.error:  # also when a loop that has ended lets go of it
                 self._abandon(call)
             raise
 
