@@ -451,16 +451,17 @@ class ExplicitResets:
         for spare, seed in zip(self._table.envs[self._table.env_num :], of_spares, strict=True):
             spare.new_seed = seed
 
-    def begin(self, params: Mapping[int, dict[str, Any] | None]) -> None:
+    def begin(self, params: Mapping[int, dict[str, Any] | None], seed: int | None = None) -> None:
         """Reset envs, and the spares that were given a seed since their last reset.
 
         Args:
             params: keyword arguments of this and of later automatic resets, by env_id; None keeps
                 those that were given before.
+            seed: for this reset alone: seeds of later generations do not follow from it.
         """
         # Where all rows of a batched env are reset together, those are, too, that wait for a step.
         reset_in_step_of(self._hosts, [i for i in params if not self._table.envs[i].resets_alone])
-        posted = [i for i, given in params.items() if self._begin(self._table.envs[i], given)]
+        posted = [i for i, given in params.items() if self._begin(self._table.envs[i], given, seed)]
         if posted:
             self._submitter.post_resets(posted)
         if self._spares is not None:
@@ -483,16 +484,18 @@ class ExplicitResets:
             due.due[env_id] = Restoration(saved, known)
             self._episodes.begin(env)
 
-    def _begin(self, env: ManagedEnv, params: dict[str, Any] | None) -> bool:
+    def _begin(self, env: ManagedEnv, params: dict[str, Any] | None, seed: int | None) -> bool:
         """Begin the reset of one env; whether it is only to be posted."""
         self._hosts.look_after(env)
         restoring = self._episodes.restorations.forget(env.env_id)
-        joins = params is None and env.new_seed is None and not restoring
+        joins = params is None and seed is None and env.new_seed is None and not restoring
         if params is not None:
             env.reset_params = copy.copy(params)  # as what it is
         if env.new_seed is not None:
             env.seed = env.base_seed = env.new_seed
             env.new_seed = None
+        if seed is not None:
+            env.seed = seed
         self._cancel(env)
         self._revive(env)
         env.attended = True

@@ -23,7 +23,6 @@ from envmgr.errors import (
     AllEnvsFailedError,
     EnvCallAbandoned,
     EnvFailure,
-    EnvManagerError,
     EnvNotReadyError,
     EnvTimeout,
     FailuresExhaustedError,
@@ -507,6 +506,8 @@ class Slots:
                 raised=_ended(env_id),
             )
         env, supervisor = self._table.envs[env_id], self._supervisor
+        if call is not None:
+            self._forget_wishes(env, call)
         self._table.use_up_params((env_id,))
         self._not_to_join.discard(env_id)  # it is leased again once it is over
         del self._tenants[env_id]
@@ -604,7 +605,7 @@ class Slots:
                 self._begin_step(tenancy, env, call)
             else:
                 self._begin_reset(tenancy, env, call)
-        except EnvManagerError as error:
+        except Exception as error:  # whoever called is told: nobody else knows what it is about
             self._refuse(tenancy, call, error)
 
     def _refuse(self, tenancy: Tenancy, call: SlotCall, error: Exception) -> None:
@@ -678,8 +679,6 @@ class Slots:
             return
         tenancy.is_fresh = False
         self._steps_at_reset[env_id] = _SEEN
-        if call.seed is not None:
-            env.new_seed = call.seed
         if env_id in self._not_to_join:
             self._not_to_join.discard(env_id)
             params = params or Once({})
@@ -688,7 +687,7 @@ class Slots:
         self._limits.own.pop(env_id, None)
         if call.limit is not None:
             self._limits.own[env_id] = OwnLimit(_RESET_PHASES, *call.limit)
-        resets.begin({env_id: params})
+        resets.begin({env_id: params}, call.seed)
         if call.limit is not None and env.phase is Phase.RESETTING:  # also one that was joined
             self._limits.set_own(env, OwnLimit(_RESET_PHASES, *call.limit))
         self._resetting[env_id] = tenancy
@@ -704,15 +703,20 @@ class Slots:
             return
         if tenancy.call is not call or tenancy.env_id is None:
             return
-        if call.during == "reset" and (call.params or call.seed is not None):
-            self._forget_wishes(tenancy.env_id)
+        self._forget_wishes(self._table.envs[tenancy.env_id], call)
         self._end_call(tenancy, call, tenancy.left_in(call))
 
-    def _forget_wishes(self, env_id: int) -> None:
-        """Have the seed and the options of a reset that goes on be those of no other one."""
-        self._table.use_up_params((env_id,))
-        self._table.envs[env_id].seed = None
-        self._not_to_join.add(env_id)
+    def _forget_wishes(self, env: ManagedEnv, call: SlotCall) -> None:
+        """Have the seed and the options of a reset be those of no other one, a repair's included.
+
+        It may go on with them.
+        """
+        if call.during == "step" or not (call.params or call.seed is not None):
+            return
+        self._table.use_up_params((env.env_id,))
+        env.seed = None
+        if env.phase is Phase.RESETTING:
+            self._not_to_join.add(env.env_id)
 
     def _end_call(
         self,
@@ -808,8 +812,7 @@ class Slots:
             self._find_fatal()
             tenancy.fatal = None
         self._limits.own.pop(env_id, None)
-        # What they were given for is over: the repair, and whoever comes next, resets without.
-        self._table.use_up_params((env_id,))
+        self._forget_wishes(env, call)
         self._end_call(tenancy, call, failure)
 
     def _timeout_of(self, env: ManagedEnv, limit: tuple[float, str]) -> EnvFailure:

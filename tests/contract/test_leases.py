@@ -429,6 +429,8 @@ def test_misuse_of_a_lease_by_threads(tmp_path: Path) -> None:
                 env.step(1, timeout_s=0)
             with pytest.raises(ConfigError):
                 env.reset(seed="x")
+            with pytest.raises(ConfigError, match="0 or more"):
+                env.reset(seed=-1)
             with pytest.raises(ConfigError, match="cannot be sent"):
                 env.reset(options={"lock": threading.Lock()})
             assert env.step(1).obs.tolist()[1] == 1.0, "nothing of that was sent"

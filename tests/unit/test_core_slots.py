@@ -25,6 +25,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.outcomes import OutcomeStatus
 from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.seeding import derived_seed
 from envmgr.wire.messages import AfterStep, Op
 from tests.rig import Rig, over_routes, route
 
@@ -213,6 +214,24 @@ def test_seeds_and_parameters_are_for_one_reset() -> None:
     of.serve()
     asked = of.rig.reset_requests()[-1]
     assert (asked.seed, dict(asked.params)) == (None, {})
+
+
+def test_later_generations_do_not_follow_from_the_seed_of_a_lease() -> None:
+    of = Leases(Rig().launch(seeds={0: 5}))
+    tenancy = of.lease()
+    of.reset(tenancy, seed=123)
+    of.rig.die()
+    of.rig.hello()
+    assert of.rig.reset_requests()[-1].seed == derived_seed(5, 0, 1, 2)
+
+
+def test_a_seed_that_the_manager_was_given_is_no_less_that_of_later_generations() -> None:
+    of = Leases(Rig().launch(seeds={0: 5}))
+    tenancy = of.lease()
+    of.rig.slot().new_seed = 6
+    of.reset(tenancy, seed=123)
+    assert of.rig.reset_requests()[-1].seed == 123
+    assert (of.rig.slot().base_seed, of.rig.slot().new_seed) == (6, None)
 
 
 def test_a_used_env_is_reset_once_if_somebody_waits_for_it() -> None:
@@ -419,6 +438,55 @@ def test_a_reset_of_which_attempts_are_left_has_not_failed() -> None:
     of.rig.reset_done()
     of.serve()
     assert call.error is None
+
+
+@pytest.mark.parametrize("wishes", [{"seed": 123}, {"params": {"level": 3}}])
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_repair_after_a_reset_that_failed_has_not_its_wishes(
+    wishes: dict[str, Any], hangs: bool
+) -> None:
+    of = leases(policy=FailurePolicy(max_retry=2, retry_waiting_s=0.0))
+    tenancy = of.lease()
+    call = of.call(tenancy, "reset", 1.0, **wishes)
+    if not hangs:
+        of.rig.fail(during="reset")
+        assert of.rig.reset_requests()[-2] == of.rig.reset_requests()[-1], "the next attempt"
+        of.rig.fail(during="reset")
+        of.rig.transport.reply(0, Op.CLOSED)
+        of.serve()
+        assert isinstance(call.error, EnvRaised)
+        of.rig.die(exit_status=0)
+    else:
+        of.rig.advance(1.0)
+        of.serve()
+        assert isinstance(call.error, EnvTimeout)
+        of.rig.run(0.5)
+    of.rig.hello()
+    repair = of.rig.reset_requests()[-1]
+    assert (repair.seed, dict(repair.params)) == (None, {})
+    of.rig.reset_done()
+    assert of.rig.state() is EnvState.RUN
+
+
+def test_the_reset_of_a_lease_that_ended_goes_on_without_its_seed() -> None:
+    of = leases(policy=FailurePolicy(max_retry=2, retry_waiting_s=0.0))
+    tenancy = of.lease()
+    of.call(tenancy, "reset", seed=123)
+    of.slots.give_back(tenancy)
+    of.serve()
+    of.rig.fail(during="reset")
+    assert [asked.seed for asked in of.rig.reset_requests()[-2:]] == [123, None]
+
+
+def test_whatever_beginning_a_call_raises_is_told_to_who_called() -> None:
+    def checks() -> Any:
+        raise ZeroDivisionError("in an action space of somebody's own")
+
+    of = leases(rules=SlotRules(checks=checks))
+    tenancy = of.begun()
+    call: SlotCall = of.call(tenancy, "step", action=object())
+    assert isinstance(call.error, ZeroDivisionError)
+    assert of.told[-1] is call
 
 
 # -- what nobody awaits ----------------------------------------------------------------------------
