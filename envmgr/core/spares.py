@@ -41,7 +41,8 @@ class Spares:
         setup: what envs were told, and where their observations go.
         takers: whether an env was built by the function that spares are built by, by env_id.
         in_order: envs whose steps are under way together are given their successors together, by
-            ascending env_id, when all these steps are over; else each as soon as its episode ends.
+            ascending env_id, when all these steps are over; else each as soon as its episode ends,
+            as those that are leased in any case.
 
     Attributes:
         envs: of the spares.
@@ -134,8 +135,8 @@ class Spares:
         """
         self._hosts.settle(env)
         self._waiting[env.env_id] = then
-        if not self._in_order:
-            self.replace_ended()
+        if not self._in_order or env.env_id in self._hosts.table.leased:
+            self._replace_ended(env)
 
     def failed(self, env: ManagedEnv) -> None:
         """An env has failed: if it waits for a successor, it is repaired instead."""
@@ -154,11 +155,11 @@ class Spares:
     def replace_ended(self) -> None:
         """Give ended envs their successors, by ascending env_id."""
         for env_id in sorted(self._waiting):
-            then = self._waiting.get(env_id)
-            env = self._hosts.envs[env_id]
-            if then is None or env.phase is not Phase.IDLE:
-                self._waiting.pop(env_id, None)
-                continue
+            self._replace_ended(self._hosts.envs[env_id])
+
+    def _replace_ended(self, env: ManagedEnv) -> None:
+        then = self._waiting.get(env.env_id)
+        if then is not None and env.phase is Phase.IDLE:
             spare = self._successor_of(env)
             if spare is None:
                 then(env)
@@ -166,7 +167,7 @@ class Spares:
                 self._replace(spare, env)
                 self._hosts.tell(spare, Op.ADOPT, None)
                 then(spare)
-            self._waiting.pop(env_id, None)
+        self._waiting.pop(env.env_id, None)
 
     def take_over(self, env: ManagedEnv) -> ManagedEnv:
         """Have a spare take the place of an env whose host is gone, or ends well.

@@ -302,7 +302,6 @@ class Supervisor:
             self.resets.begin({env_id: None})
         else:
             self.spares.ended(env, self._episodes.begin)
-            self.spares.replace_ended()
 
     def time_out(self, env: ManagedEnv) -> None:
         """An env has exceeded the limit of what it is doing, unless it has just done it."""

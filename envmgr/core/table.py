@@ -644,9 +644,13 @@ class EnvTable:
 
     @property
     def is_executing(self) -> bool:
-        """Whether a step is under way, or its reply is still to be taken out of the block."""
-        column = self.phases.column
-        return Phase.POSTED in column or Phase.STEPPING in column or bool(self.unexecuted)
+        """Whether a step is under way, or its reply is still to be taken out of the block.
+
+        Those of leased envs are not asked about: there is always one.
+        """
+        if Phase.POSTED in self.phases.column or self.unexecuted:
+            return True
+        return not self.leased.keys() >= set(self.phases.ids_in(Phase.STEPPING))
 
     def retire(self, env_id: int) -> None:
         """Use the row and the buffers of an env no more."""

@@ -669,3 +669,52 @@ def test_a_spare_serves_the_next_lease() -> None:
     of.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
     of.serve()
     assert second.env_id == 0
+
+
+def test_a_spare_comes_though_other_leases_are_always_in_a_step() -> None:
+    of = leases(2, spare_num=1)
+    ending, other = of.begun(), of.begun()
+    of.step(other)
+    of.step(ending)
+    of.rig.stepped(0, done=True)
+    of.serve()
+    assert of.rig.supervisor.statistics.swaps == 1
+    call = of.call(ending, "reset")
+    assert not call.is_over
+    of.rig.reset_done(0)
+    of.serve()
+    assert call.error is None
+    assert len(of.rig.requests(Op.ADOPT, 0)) == 1
+    assert other.call is not None
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_spare_comes_for_a_batch_though_a_lease_is_always_in_a_step(inplace: bool) -> None:
+    of = leases(3, spare_num=2, reset_inplace=inplace)
+    tenancy = of.begun()
+    of.step(tenancy)
+    of.rig.send({1: 1, 2: 1})
+    of.rig.stepped(2, done=True)
+    of.serve()
+    assert of.rig.supervisor.statistics.swaps == 0, "in one order, and env 1 is in a step"
+    of.rig.stepped(1, done=True)
+    of.serve()
+    assert of.rig.supervisor.statistics.swaps == 2
+    assert tenancy.call is not None
+    assert [
+        message.env_id
+        for _, message in of.rig.transport.sent
+        if message.request_id and message.op == Op.ADOPT
+    ] == [1, 2]
+
+
+def test_an_env_that_ended_in_its_lease_does_not_hasten_those_of_batches() -> None:
+    of = leases(3, spare_num=2)
+    tenancy = of.begun()
+    of.step(tenancy)
+    of.rig.send({1: 1, 2: 1})
+    of.rig.stepped(2, done=True)
+    of.rig.stepped(0, done=True)
+    of.serve()
+    assert of.rig.requests(Op.ADOPT, 0)
+    assert not of.rig.requests(Op.ADOPT, 2)
