@@ -90,11 +90,13 @@ class Restorations:
     Attributes:
         due: by env_id; until the reset has succeeded, in whatever host.
         saved: the last state that each env had saved, by env_id.
+        restored: the number of the latest episode that began with one, by env_id.
     """
 
     def __init__(self) -> None:
         self.due: dict[int, Restoration] = {}
         self.saved: dict[int, SavedEnv] = {}
+        self.restored: dict[int, int] = {}
 
     def saved_for(self, env: ManagedEnv) -> SavedEnv | None:
         """Return what an env is to be when its reset, which now begins, is over."""
@@ -118,6 +120,13 @@ class Restorations:
             del self.due[env.env_id]  # it cannot be resumed from that: it is reset
         elif is_lost:
             self.resume(env)
+
+    def succeeded(self, env: ManagedEnv) -> Restoration | None:
+        """The reset of an env, which is counted, has succeeded; return what the env is now."""
+        restoration = self.due.pop(env.env_id, None)
+        if restoration is not None:
+            self.restored[env.env_id] = env.episode
+        return restoration
 
     def forget(self, env_id: int) -> bool:
         """An env is to be reset after all; return whether it was to be restored."""

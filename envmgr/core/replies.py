@@ -572,7 +572,7 @@ class ReplyEffects:
             return
         self._episodes.use_up_seed(env)
         self._hosts.settle(env)
-        restoration = self._episodes.restorations.due.pop(env.env_id, None)
+        restoration = self._episodes.restorations.succeeded(env)
         if restoration is not None and restoration.known is None:
             self._statistics.resumed += 1
         if self._statistics.failing:

@@ -454,7 +454,8 @@ class Slots:
 
     def _is_fresh(self, env_id: int) -> bool:
         steps: int = self._table.step_items[env_id]
-        return steps == self._steps_at_reset.get(env_id, 0)
+        is_unused = steps == self._steps_at_reset.get(env_id, 0)
+        return is_unused and not self._supervisor.is_restored(env_id)
 
     def _begin_lease(self, tenancy: Tenancy, env_id: int, *, is_fresh: bool) -> None:
         tenancy.env_id, tenancy.is_fresh = env_id, is_fresh
@@ -674,7 +675,8 @@ class Slots:
         tenancy.attempt += 1
         self._table.leased[env_id] = None
         is_wanted = params is not None or call.seed is not None
-        if tenancy.is_fresh and not is_wanted and self._is_begun(env):
+        is_fresh = tenancy.is_fresh and not self._supervisor.is_restored(env_id)
+        if is_fresh and not is_wanted and self._is_begun(env):
             self._begun(tenancy, env, call)
             return
         tenancy.is_fresh = False

@@ -303,6 +303,11 @@ class Supervisor:
         else:
             self.spares.ended(env, self._episodes.begin)
 
+    def is_restored(self, env_id: int) -> bool:
+        """Whether the episode of an env began with a state that was saved, in the midst of one."""
+        restored = self._episodes.restorations.restored
+        return restored.get(env_id) == self.table.episodes[env_id]
+
     def time_out(self, env: ManagedEnv) -> None:
         """An env has exceeded the limit of what it is doing, unless it has just done it."""
         self._dispatcher.time_out(env)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from envmgr.core import Phase
+from envmgr.core.episodes import record_of
 from envmgr.core.slots import SlotCall, SlotRules, Slots, Tenancy
 from envmgr.core.validate import checked_actions, refuse_leased, refuse_while_pending
 from envmgr.errors import (
@@ -26,7 +27,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.outcomes import OutcomeStatus
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.seeding import derived_seed
-from envmgr.wire.messages import AfterStep, Op
+from envmgr.wire.messages import AfterStep, Op, SavedEnv
 from tests.rig import Rig, over_routes, route
 
 __all__ = ["route"]
@@ -261,6 +262,57 @@ def test_what_a_batch_has_used_is_not_fresh() -> None:
     tenancy, n_resets = of.lease(), len(of.rig.reset_requests())
     of.reset(tenancy)
     assert len(of.rig.reset_requests()) == n_resets + 1
+
+
+def resumed(of: Leases, tenancy: Tenancy) -> None:
+    """Have an env that is leased take two steps, in whose second it dies, and be resumed."""
+    of.step(tenancy)
+    of.rig.stepped()
+    episode = of.rig.slot().episode
+    saved = SavedEnv(b"the state after one step", "next", {"resumed": True}, episode=episode)
+    of.rig.transport.reply(0, Op.SAVED, saved)
+    of.serve()
+    of.step(tenancy)
+    of.rig.die()
+    of.serve()
+    of.rig.hello()
+    assert of.rig.reset_requests()[-1].saved == saved
+    of.rig.reset_done(0, "next", resumed=True)
+    of.serve()
+    assert of.rig.supervisor.statistics.resumed == 1
+
+
+def test_a_reset_resets_what_was_resumed_in_the_midst_of_an_episode() -> None:
+    of = leases(policy=FailurePolicy(retry_waiting_s=0.0))
+    tenancy = of.begun()
+    resumed(of, tenancy)
+    assert of.reset(tenancy).result[1] == {}
+    assert of.rig.reset_requests()[-1].saved is None
+
+
+def test_the_next_lease_resets_what_was_resumed_in_the_midst_of_an_episode() -> None:
+    of = leases(policy=FailurePolicy(retry_waiting_s=0.0))
+    tenancy = of.begun()
+    resumed(of, tenancy)
+    of.slots.give_back(tenancy)
+    tenancy = of.lease()
+    assert of.reset(tenancy).result[1] == {}
+    of.slots.give_back(tenancy)
+    of.serve()
+    of.rig.reset_done()
+    tenancy, n_resets = of.lease(), len(of.rig.reset_requests())
+    of.reset(tenancy)
+    assert len(of.rig.reset_requests()) == n_resets, "that is an episode from its beginning"
+
+
+def test_a_lease_resets_what_was_restored_from_a_snapshot() -> None:
+    of = leases()
+    env = of.rig.slot()
+    saved = SavedEnv(b"a state", "in the midst", {}, episode=env.episode)
+    of.rig.supervisor.resets.restore({0: (saved, record_of(env))})
+    of.rig.reset_done(0, "in the midst", is_restored=True)
+    tenancy = of.lease()
+    assert of.reset(tenancy).result[1] == {}
 
 
 # -- steps -----------------------------------------------------------------------------------------
