@@ -19,7 +19,14 @@ from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
 from envmgr.types import EnvTimestep, Once, is_abnormal
 from envmgr.wire.block import AFTER_BITS, RESETS, RESETS_IN_NEXT_STEP
-from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetRequest, SavedEnv
+from envmgr.wire.messages import (
+    UNANSWERED,
+    AfterStep,
+    EpisodePlan,
+    Op,
+    ResetRequest,
+    SavedEnv,
+)
 
 
 @dataclass(frozen=True)
@@ -234,11 +241,23 @@ class Episodes:
             env.is_spare,
             self.restorations.saved_for(env),
             env.episode + 1,
+            env.leaves,
         )
         self._hosts.request(env, Op.RESET, reset, Change.RESET)
+        env.left_with = env.request_id if env.leaves else UNANSWERED
+        env.leaves = False
         env.has_plan = not env.is_spare
         if self._spares is not None:
             self._spares.is_reset(env)
+
+    def leave(self, env: ManagedEnv) -> None:
+        """Reset an idle env, or a spare in its place, that has taken steps in its episode.
+
+        For its host that is the end of an episode, as any other: it may want to be replaced. Not so
+        for a row of a batched env, whose reset is that of others, too.
+        """
+        env.leaves = self._hosts.are_recycled and not env.shares_env
+        self.begin(env)
 
     def _plan(self, env: ManagedEnv) -> EpisodePlan:
         left = self._rules.episode_num - env.episodes_done - 1
@@ -365,17 +384,37 @@ class Episodes:
             env.failed_while_ready, env.fresh = known.doomed, known.fresh
         self.replace_host(env.group)
 
-    def abandon(self, env: ManagedEnv, after: int) -> None:
+    def abandon(self, env: ManagedEnv, after: int, *, done: bool) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""
         if after in _RESETS:  # the host has begun one by itself
             await_own_reset(self._hosts, env, in_next_step=after == AfterStep.RESETS_IN_NEXT_STEP)
             return
         self._hosts.settle(env)
         if after == AfterStep.WANTS_RECYCLING:
-            env.group.is_to_be_replaced = True
-            self.replace_host(env.group)
-        if not env.group.is_ending:  # its user waits for this reset: it cannot wait for others
+            self.worn(env)
+        elif done:
             self.begin(env)
+        else:
+            self.leave(env)
+
+    def worn(self, env: ManagedEnv) -> None:
+        """The host of an env that is to be reset, and has nothing under way, wants to be replaced.
+
+        Its user waits for this reset: it cannot wait for the others.
+        """
+        env.group.is_to_be_replaced = True
+        self.replace_host(env.group)
+        if not env.group.is_ending:
+            self.begin(env)
+
+    def await_new_host(self, env: ManagedEnv) -> None:
+        """Have an env that was left in an episode wait for the replacement of its host.
+
+        Nobody waits for its next episode, as long as its neighbours' go on.
+        """
+        env.attended = True
+        self._table.happened(env.env_id, Event.BEGIN_RESET)
+        self._await_new_host(env)
 
     def _await_new_host(self, env: ManagedEnv) -> None:
         """Have the next episode of an env wait for the replacement of its host."""
@@ -460,17 +499,24 @@ class ExplicitResets:
         for spare, seed in zip(self._table.envs[self._table.env_num :], of_spares, strict=True):
             spare.new_seed = seed
 
-    def begin(self, params: Mapping[int, dict[str, Any] | None], seed: int | None = None) -> None:
+    def begin(
+        self,
+        params: Mapping[int, dict[str, Any] | None],
+        seed: int | None = None,
+        *,
+        leaves: bool = False,
+    ) -> None:
         """Reset envs, and the spares that were given a seed since their last reset.
 
         Args:
             params: keyword arguments of this and of later automatic resets, by env_id; None keeps
                 those that were given before.
             seed: for this reset alone: seeds of later generations do not follow from it.
+            leaves: they have taken steps in their episodes, as is known of envs that are leased.
         """
         # Where all rows of a batched env are reset together, those are, too, that wait for a step.
         reset_in_step_of(self._hosts, [i for i in params if not self._table.envs[i].resets_alone])
-        posted = [i for i, given in params.items() if self._begin(self._table.envs[i], given, seed)]
+        posted = [i for i, given in params.items() if self._begin(i, given, seed, leaves)]
         if posted:
             self._submitter.post_resets(posted)
         if self._spares is not None:
@@ -493,8 +539,11 @@ class ExplicitResets:
             due.due[env_id] = Restoration(saved, known)
             self._episodes.begin(env)
 
-    def _begin(self, env: ManagedEnv, params: dict[str, Any] | None, seed: int | None) -> bool:
+    def _begin(
+        self, env_id: int, params: dict[str, Any] | None, seed: int | None, leaves: bool
+    ) -> bool:
         """Begin the reset of one env; whether it is only to be posted."""
+        env = self._table.envs[env_id]
         self._hosts.look_after(env)
         restoring = self._episodes.restorations.forget(env.env_id)
         joins = params is None and seed is None and env.new_seed is None and not restoring
@@ -517,6 +566,8 @@ class ExplicitResets:
             elif joins and self._can_be_posted and self._is_planned(env):
                 env.again = False
                 return True
+            elif leaves:
+                self._episodes.leave(env)
             else:
                 self._episodes.begin(env)
         elif env.phase is Phase.ENDING and env.follow_up is Next.NOTHING:

@@ -561,7 +561,7 @@ class Renewals:
         env.generation += 1
         env.renewals_in_a_row += 1
         env.new_generation = True
-        env.has_plan = False
+        env.has_plan = env.leaves = False
         self._statistics.renewals += 1
         self._statistics.has_generations = True
         if self._states[env.env_id] is EnvState.ERROR:

@@ -149,6 +149,7 @@ class Tenancy:
         is_over: it was given back, or there is none.
         is_fresh: the env is at the beginning of an episode that its user has not seen.
         in_episode: the user has the observation of its reset, and not yet that of its end.
+        has_stepped: the env has taken steps in its present episode, or somebody else has had that.
         call: what is under way.
         fatal: what the next call raises.
         attempt: resets that its user has asked for.
@@ -168,6 +169,7 @@ class Tenancy:
         "episode_s",
         "error",
         "fatal",
+        "has_stepped",
         "in_episode",
         "is_fresh",
         "is_logged",
@@ -181,7 +183,7 @@ class Tenancy:
         self.episode_s = episode_s
         self.env_id: int | None = None
         self.error: Exception | None = None
-        self.is_over = self.is_fresh = self.in_episode = False
+        self.is_over = self.is_fresh = self.in_episode = self.has_stepped = False
         self.call: SlotCall | None = None
         self.fatal: Exception | None = None
         self.attempt = 0
@@ -459,6 +461,8 @@ class Slots:
 
     def _begin_lease(self, tenancy: Tenancy, env_id: int, *, is_fresh: bool) -> None:
         tenancy.env_id, tenancy.is_fresh = env_id, is_fresh
+        in_episode = self._table.states.column[env_id] == EnvState.RUN
+        tenancy.has_stepped = in_episode and not is_fresh
         self._limits.own.pop(env_id, None)
         self._table.lease(env_id)
         self._tenants[env_id] = tenancy
@@ -522,22 +526,24 @@ class Slots:
         elif tenancy.is_fresh:
             self._steps_at_reset[env_id] = supervisor.selections.steps_of(env_id)
         elif env.phase is Phase.IDLE and env.state is EnvState.RUN:
-            self._begin_anew(env)
+            self._begin_anew(env, has_stepped=tenancy.has_stepped)
         self._table.unlease(env_id)
         self._seen = None
 
-    def _begin_anew(self, env: ManagedEnv) -> None:
+    def _begin_anew(self, env: ManagedEnv, *, has_stepped: bool) -> None:
         """Have an env that was left in an episode be fresh for the next lease.
 
-        If somebody waits already, the first call of that lease is the reset.
+        If somebody waits already, the first call of that lease is the reset; but not if a worker is
+        to be replaced, for which others may wait that have ended their episodes.
         """
         supervisor = self._supervisor
-        if env.failed_while_ready is None and supervisor.spares is None and self.has_waiting:
-            return
-        if env.failed_while_ready is None and supervisor.spares is not None:
-            supervisor.refresh(env.env_id)
-        else:
+        is_kept = supervisor.spares is None and not env.group.is_to_be_replaced
+        if env.failed_while_ready is not None:
             supervisor.resets.begin({env.env_id: None})
+        elif is_kept and self.has_waiting:
+            return
+        else:
+            supervisor.refresh(env.env_id, has_stepped=has_stepped)
         self._steps_at_reset[env.env_id] = supervisor.selections.steps_of(env.env_id)
 
     @property
@@ -635,7 +641,7 @@ class Slots:
         call.was_sent = env_id not in table.failed_while_ready
         supervisor.submitter.alone(env, call.action, rules.checks)
         call.action = None
-        tenancy.call, tenancy.is_fresh = call, False
+        tenancy.call, tenancy.is_fresh, tenancy.has_stepped = call, False, True
         if table.unexecuted:
             supervisor.repair.answer_unexecuted()
             if env.timestep is not None:
@@ -689,7 +695,9 @@ class Slots:
         self._limits.own.pop(env_id, None)
         if call.limit is not None:
             self._limits.own[env_id] = OwnLimit(_RESET_PHASES, *call.limit)
-        resets.begin({env_id: params}, call.seed)
+        leaves = tenancy.has_stepped and env.failed_while_ready is None
+        resets.begin({env_id: params}, call.seed, leaves=leaves)
+        tenancy.has_stepped = False
         if call.limit is not None and env.phase is Phase.RESETTING:  # also one that was joined
             self._limits.set_own(env, OwnLimit(_RESET_PHASES, *call.limit))
         self._resetting[env_id] = tenancy
@@ -747,6 +755,8 @@ class Slots:
             return
         timestep = self._table.undelivered.pop(env_id)
         self._limits.own.pop(env_id, None)
+        if timestep.done:
+            tenancy.has_stepped = False
         if call is None or call.during != "step":  # it was abandoned
             self._counts.cancelled += 1
             return

@@ -199,8 +199,8 @@ class Spares:
     def _can_come(self, spare: ManagedEnv) -> bool:
         if spare.host_id is None or spare.group.is_ending:
             return False
-        if spare.phase is Phase.RESETTING:
-            return spare.cancelled != spare.request_id  # else it is about to fail
+        if spare.phase is Phase.RESETTING:  # which may be about to fail, or to be another host's
+            return spare.request_id not in (spare.cancelled, spare.left_with)
         return self.is_ready(spare)
 
     def _replace(self, spare: ManagedEnv, env: ManagedEnv) -> None:
@@ -214,7 +214,7 @@ class Spares:
         self._waiting.pop(env.env_id, None)
         self._statistics.swaps += 1
         self._statistics.has_generations = True
-        env.again = env.waits = False
+        env.again = env.waits = env.leaves = False
         if env.failed_while_ready is None:
             self._hosts.table.happened(env.env_id, Event.BEGIN_RESET)
         placement = self._setup.placement_of(env)

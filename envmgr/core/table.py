@@ -756,6 +756,8 @@ class ManagedEnv:
         has_plan: its host knows what resets it is to begin with, by itself or when one is posted.
         attended: an episode is to begin when its repair is over; else it goes to NEED_RESET.
         waits: its episode has ended, and the next one begins when its host has been replaced.
+        leaves: its next reset ends an episode in which it has taken steps.
+        left_with: the reset that did, and whose host may want to be replaced in place of it.
         renewals_in_a_row: renewals since the last reset that succeeded.
         fresh: of one that failed while it was ready: what it shows after the timestep that it gets
             for its next action.
@@ -783,6 +785,8 @@ class ManagedEnv:
     has_plan: bool = False
     attended: bool = True
     waits: bool = False
+    leaves: bool = False
+    left_with: int = UNANSWERED
     fresh: tuple[Any, dict[str, Any]] | None = None
     dropped: bool = False
     cancelled: int = UNANSWERED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from envmgr.errors import (
     EnvCrash,
     EnvLeasedError,
     EnvNotReadyError,
+    EnvProtocolError,
     EnvRaised,
     EnvTimeout,
     FailuresExhaustedError,
@@ -770,3 +772,197 @@ def test_an_env_that_ended_in_its_lease_does_not_hasten_those_of_batches() -> No
     of.serve()
     assert of.rig.requests(Op.ADOPT, 0)
     assert not of.rig.requests(Op.ADOPT, 2)
+
+
+# -- episodes that are left, and workers that want to be replaced ----------------------------------
+
+
+def recycled(env_num: int = 1, **rig: Any) -> Leases:
+    """Leases of envs whose workers have a limit."""
+    of = leases(env_num, **rig)
+    of.rig.hosts.settings = replace(of.rig.hosts.settings, max_episodes=9)
+    return of
+
+
+def stepped(of: Leases, tenancy: Tenancy, **how: Any) -> None:
+    """Have a leased env take a step."""
+    of.step(tenancy)
+    of.rig.stepped(tenancy.env_id or 0, **how)
+    of.serve()
+
+
+def worn(of: Leases, env_id: int = 0) -> None:
+    """The worker of an env that is to be reset wants to be replaced."""
+    of.rig.transport.reply(env_id, Op.WORN)
+    of.serve()
+
+
+def leave_by_reset(of: Leases, tenancy: Tenancy) -> None:
+    of.call(tenancy, "reset")
+
+
+def leave_by_the_end(of: Leases, tenancy: Tenancy) -> None:
+    of.slots.give_back(tenancy)
+    of.serve()
+
+
+def leave_to_the_next(of: Leases, tenancy: Tenancy) -> None:
+    waiting = of.ask()
+    of.serve()
+    of.slots.give_back(tenancy)
+    of.serve()
+    of.call(waiting, "reset")
+
+
+def leave_in_a_step(of: Leases, tenancy: Tenancy) -> None:
+    of.slots.abandon(tenancy, of.step(tenancy))
+    of.slots.give_back(tenancy)
+    of.serve()
+    of.rig.stepped()
+
+
+LEAVES = [leave_by_reset, leave_by_the_end, leave_to_the_next, leave_in_a_step]
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+def test_a_worker_is_told_of_an_episode_that_was_left(leave: Any) -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    leave(of, tenancy)
+    assert [asked.leaves for asked in of.rig.reset_requests()] == [False, True]
+
+
+@pytest.mark.parametrize("leave", LEAVES[:2])
+def test_an_episode_without_steps_is_none_that_was_left(leave: Any) -> None:
+    of = recycled()
+    leave(of, of.begun())
+    assert [asked.leaves for asked in of.rig.reset_requests()] == [False, False]
+
+
+def test_an_episode_that_ended_is_none_that_was_left() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy, done=True, after=AfterStep.RESETS)
+    of.rig.reset_done()
+    of.call(tenancy, "reset", seed=3)
+    assert [asked.leaves for asked in of.rig.reset_requests()] == [False, False]
+
+
+def test_a_step_that_nobody_awaits_may_end_the_episode() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    of.slots.abandon(tenancy, of.step(tenancy))
+    of.call(tenancy, "reset", seed=3)
+    of.rig.stepped(done=True, after=AfterStep.NOTHING)
+    assert not of.rig.reset_requests()[-1].leaves
+
+
+def test_workers_without_a_limit_are_told_nothing() -> None:
+    of = leases()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    of.call(tenancy, "reset")
+    assert not of.rig.reset_requests()[-1].leaves
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+def test_a_worn_worker_is_replaced_before_the_next_reset(leave: Any) -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    leave(of, tenancy)
+    worn(of)
+    assert of.rig.phase() is Phase.ENDING
+    of.rig.die(exit_status=0)
+    of.rig.hello()
+    assert not of.rig.reset_requests()[-1].leaves
+    of.rig.reset_done()
+    of.serve()
+    assert of.rig.state() is EnvState.RUN
+    statistics = of.rig.supervisor.statistics
+    assert (statistics.recycled, statistics.renewals) == (1, 1)
+    assert statistics.failures_by_env == {}
+
+
+def test_the_wishes_of_a_reset_are_those_of_the_new_worker() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    call = of.call(tenancy, "reset", seed=4, params={"level": 3})
+    worn(of)
+    of.rig.die(exit_status=0)
+    of.rig.hello()
+    asked = of.rig.reset_requests()[-1]
+    assert (asked.seed, dict(asked.params)) == (4, {"level": 3})
+    of.rig.reset_done()
+    of.serve()
+    assert call.is_over
+    assert call.error is None
+
+
+def test_a_worker_that_wants_to_be_replaced_where_no_episode_was_left_is_at_fault() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    call = of.call(tenancy, "reset")
+    worn(of)
+    assert isinstance(call.error, EnvProtocolError)
+    assert of.rig.supervisor.statistics.recycled == 0
+
+
+def test_a_shared_worker_is_replaced_when_its_envs_have_left_their_episodes() -> None:
+    of = recycled(2, num_workers=1)
+    first, second = of.begun(), of.begun()
+    stepped(of, first)
+    stepped(of, second)
+    call = of.call(first, "reset")
+    worn(of)
+    of.rig.reset_done()
+    of.serve()
+    assert call.error is None, "its user does not wait for the neighbour"
+    stepped(of, first)
+    of.slots.give_back(first)
+    waiting = of.ask()
+    of.serve()
+    assert of.rig.state(0) is EnvState.RESET
+    assert len(of.rig.reset_requests(0)) == 3, "it is not reset in the worker that is to go"
+    assert of.rig.phase(0) is Phase.IDLE
+    stepped(of, second)
+    of.slots.give_back(second)
+    of.serve()
+    assert of.rig.phase(0) is of.rig.phase(1) is Phase.ENDING
+    of.rig.die(exit_status=0)
+    for env_id in (0, 1):
+        of.rig.hello(env_id)
+    for env_id in (0, 1):
+        of.rig.reset_done(env_id)
+    of.serve()
+    assert waiting.env_id == 0
+    assert of.rig.supervisor.statistics.recycled == 1
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_worn_worker_is_replaced_behind_the_spare(in_time: bool) -> None:
+    of = recycled(2, spare_num=1)
+    first, second = of.begun(), of.begun()
+    stepped(of, first)
+    of.slots.give_back(first)
+    of.serve()
+    assert of.rig.supervisor.statistics.swaps == 1
+    (asked,) = of.rig.reset_requests(2)[1:]
+    assert (asked.keeps, asked.leaves) == (True, True)
+    if in_time:
+        worn(of, 2)
+    stepped(of, second, done=True)
+    assert of.rig.supervisor.statistics.swaps == 1, "this one may give no episode"
+    if not in_time:
+        worn(of, 2)
+    of.rig.reset_done(0)
+    of.rig.reset_done(1)
+    of.rig.die(2, exit_status=0)
+    of.rig.hello(2)
+    of.rig.transport.reply(2, Op.RESET_DONE, None)
+    of.serve()
+    assert of.rig.supervisor.spares is not None
+    assert of.rig.supervisor.spares.figures()["spares_ready"] == 1
+    assert of.rig.supervisor.statistics.recycled == 1
