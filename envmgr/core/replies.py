@@ -561,6 +561,7 @@ class ReplyEffects:
     def reset_done(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of RESET_DONE."""
         env.group.obsolete_requests.clear()
+        env.left_with = UNANSWERED
         if env.is_spare:
             self._kept(env, payload)
             return
@@ -593,7 +594,6 @@ class ReplyEffects:
         """Apply WORN: the reset that was asked for is the next host's, if this one can end now."""
         if env.left_with != env.request_id:
             raise MalformedReplyError("it wants to be replaced in a reset that leaves no episode")
-        env.left_with = UNANSWERED
         env.group.obsolete_requests.clear()
         self._hosts.settle(env)
         self._episodes.worn(env)

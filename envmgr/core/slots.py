@@ -89,6 +89,8 @@ class SlotCall:
         limit: in seconds, and what sets it.
         was_sent: the env was asked.
         generation: of the env when it was asked.
+        is_held: the worker is replaced before a reset.
+        held_until_s: the moment until which it was: limits count from then.
     """
 
     __slots__ = (
@@ -98,7 +100,9 @@ class SlotCall:
         "during",
         "error",
         "generation",
+        "held_until_s",
         "is_abandoned",
+        "is_held",
         "is_over",
         "limit",
         "limit_s",
@@ -127,8 +131,8 @@ class SlotCall:
         self.params = params
         self.result: Any = None
         self.error: Exception | None = None
-        self.is_over = self.is_abandoned = self.closes = False
-        self.began_s = 0.0
+        self.is_over = self.is_abandoned = self.closes = self.is_held = False
+        self.began_s = self.held_until_s = 0.0
         self.limit: tuple[float, str] | None = None
         self.was_sent = True
         self.generation = 0
@@ -352,13 +356,17 @@ class Slots:
         return min(moments, default=NEVER)
 
     def _waits_for_turn(self, env_id: int) -> bool:
-        """Whether an env is not reset yet because others are: that is no fault of its own."""
-        return self._starts is not None and self._starts.waits(self._table.envs[env_id])
+        """Whether an env is not reset yet for no fault of its own.
+
+        Others are, or its worker is replaced before.
+        """
+        env = self._table.envs[env_id]
+        return env.is_replaced or (self._starts is not None and self._starts.waits(env))
 
     def _began_s(self, call: SlotCall, env_id: int) -> float:
         """Return when a call began, or when its env got its turn after that."""
         turn_s = -NEVER if self._starts is None else self._starts.turn_of(env_id)
-        return max(call.began_s, turn_s)
+        return max(call.began_s, call.held_until_s, turn_s)
 
     @property
     def most(self) -> int | None:
@@ -804,6 +812,8 @@ class Slots:
             return
         env = self._table.envs[env_id]
         failure = self._table.leased[env_id]
+        if env.is_replaced or call.is_held:
+            call.is_held, call.held_until_s = env.is_replaced, self._clock()
         if self._is_begun(env):
             self._begun(tenancy, env, call)
             return

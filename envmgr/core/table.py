@@ -698,6 +698,7 @@ def names_of(envs: Sequence[ManagedEnv]) -> str:
 
 
 _NAMED = 16
+_REPLACED = frozenset((Phase.ENDING, Phase.PAUSING, Phase.STARTING))
 
 
 @dataclass(slots=True)
@@ -757,7 +758,8 @@ class ManagedEnv:
         attended: an episode is to begin when its repair is over; else it goes to NEED_RESET.
         waits: its episode has ended, and the next one begins when its host has been replaced.
         leaves: its next reset ends an episode in which it has taken steps.
-        left_with: the reset that did, and whose host may want to be replaced in place of it.
+        left_with: the reset that did, until it is over, or begun in the host that takes the place
+            of the one that was asked.
         renewals_in_a_row: renewals since the last reset that succeeded.
         fresh: of one that failed while it was ready: what it shows after the timestep that it gets
             for its next action.
@@ -826,6 +828,11 @@ class ManagedEnv:
     def is_coming(self) -> bool:
         """Whether it will be in an episode without anybody doing anything."""
         return self.attended and self.is_under_way
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether its host is being replaced in place of a reset that was asked for."""
+        return self.left_with != UNANSWERED and self.phase in _REPLACED
 
     @property
     def is_under_way(self) -> bool:

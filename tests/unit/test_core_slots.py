@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -899,6 +900,66 @@ def test_the_wishes_of_a_reset_are_those_of_the_new_worker() -> None:
     of.serve()
     assert call.is_over
     assert call.error is None
+
+
+def test_limits_of_a_reset_and_of_its_episode_count_from_when_the_worker_was_replaced() -> None:
+    of = recycled(rules=SlotRules(reset_s=3.0))
+    tenancy = of.lease(4.0)
+    of.reset(tenancy)
+    stepped(of, tenancy)
+    call = of.call(tenancy, "reset", 2.0)
+    worn(of)
+    of.rig.advance(2.0)
+    of.serve()
+    assert of.slots.until == math.inf
+    of.rig.die(exit_status=0)
+    of.rig.advance(10.0)
+    of.serve()
+    assert not call.is_over
+    of.rig.hello()
+    of.serve()
+    of.rig.advance(1.5)
+    of.serve()
+    of.rig.reset_done()
+    of.serve()
+    assert call.error is None
+    of.rig.advance(2.0)
+    assert of.step(tenancy).error is None
+    of.rig.stepped()
+    of.serve()
+    of.rig.advance(1.0)
+    assert isinstance(of.step(tenancy).result.info["error"], EnvTimeout)
+
+
+def test_a_reset_in_the_new_worker_has_its_limit() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    call = of.call(tenancy, "reset", 2.0)
+    worn(of)
+    of.rig.die(exit_status=0)
+    of.rig.advance(10.0)
+    of.rig.hello()
+    of.serve()
+    of.rig.advance(2.0)
+    of.serve()
+    assert isinstance(call.error, EnvTimeout)
+
+
+def test_a_new_worker_that_dies_at_its_start_fails_the_reset() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    call = of.call(tenancy, "reset", 2.0)
+    worn(of)
+    of.rig.die(exit_status=0)
+    of.rig.die()
+    of.serve()
+    assert isinstance(call.error, EnvCrash)
+    again = of.call(tenancy, "reset", 2.0)
+    of.rig.advance(2.0)
+    of.serve()
+    assert isinstance(again.error, EnvTimeout), "that is a repair"
 
 
 def test_a_worker_that_wants_to_be_replaced_where_no_episode_was_left_is_at_fault() -> None:
