@@ -19,7 +19,14 @@ from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
 from envmgr.types import EnvTimestep, Once, is_abnormal
 from envmgr.wire.block import AFTER_BITS, RESETS, RESETS_IN_NEXT_STEP
-from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetRequest, SavedEnv
+from envmgr.wire.messages import (
+    UNANSWERED,
+    AfterStep,
+    EpisodePlan,
+    Op,
+    ResetRequest,
+    SavedEnv,
+)
 
 
 @dataclass(frozen=True)
@@ -90,11 +97,13 @@ class Restorations:
     Attributes:
         due: by env_id; until the reset has succeeded, in whatever host.
         saved: the last state that each env had saved, by env_id.
+        restored: the number of the latest episode that began with one, by env_id.
     """
 
     def __init__(self) -> None:
         self.due: dict[int, Restoration] = {}
         self.saved: dict[int, SavedEnv] = {}
+        self.restored: dict[int, int] = {}
 
     def saved_for(self, env: ManagedEnv) -> SavedEnv | None:
         """Return what an env is to be when its reset, which now begins, is over."""
@@ -118,6 +127,13 @@ class Restorations:
             del self.due[env.env_id]  # it cannot be resumed from that: it is reset
         elif is_lost:
             self.resume(env)
+
+    def succeeded(self, env: ManagedEnv) -> Restoration | None:
+        """The reset of an env, which is counted, has succeeded; return what the env is now."""
+        restoration = self.due.pop(env.env_id, None)
+        if restoration is not None:
+            self.restored[env.env_id] = env.episode
+        return restoration
 
     def forget(self, env_id: int) -> bool:
         """An env is to be reset after all; return whether it was to be restored."""
@@ -225,11 +241,23 @@ class Episodes:
             env.is_spare,
             self.restorations.saved_for(env),
             env.episode + 1,
+            env.leaves,
         )
         self._hosts.request(env, Op.RESET, reset, Change.RESET)
+        env.left_with = env.request_id if env.leaves else UNANSWERED
+        env.leaves = False
         env.has_plan = not env.is_spare
         if self._spares is not None:
             self._spares.is_reset(env)
+
+    def leave(self, env: ManagedEnv) -> None:
+        """Reset an idle env, or a spare in its place, that has taken steps in its episode.
+
+        For its host that is the end of an episode, as any other: it may want to be replaced. Not so
+        for a row of a batched env, whose reset is that of others, too.
+        """
+        env.leaves = self._hosts.are_recycled and not env.shares_env
+        self.begin(env)
 
     def _plan(self, env: ManagedEnv) -> EpisodePlan:
         left = self._rules.episode_num - env.episodes_done - 1
@@ -356,17 +384,37 @@ class Episodes:
             env.failed_while_ready, env.fresh = known.doomed, known.fresh
         self.replace_host(env.group)
 
-    def abandon(self, env: ManagedEnv, after: int) -> None:
+    def abandon(self, env: ManagedEnv, after: int, *, done: bool) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""
         if after in _RESETS:  # the host has begun one by itself
             await_own_reset(self._hosts, env, in_next_step=after == AfterStep.RESETS_IN_NEXT_STEP)
             return
         self._hosts.settle(env)
         if after == AfterStep.WANTS_RECYCLING:
-            env.group.is_to_be_replaced = True
-            self.replace_host(env.group)
-        if not env.group.is_ending:  # its user waits for this reset: it cannot wait for others
+            self.worn(env)
+        elif done:
             self.begin(env)
+        else:
+            self.leave(env)
+
+    def worn(self, env: ManagedEnv) -> None:
+        """The host of an env that is to be reset, and has nothing under way, wants to be replaced.
+
+        Its user waits for this reset: it cannot wait for the others.
+        """
+        env.group.is_to_be_replaced = True
+        self.replace_host(env.group)
+        if not env.group.is_ending:
+            self.begin(env)
+
+    def await_new_host(self, env: ManagedEnv) -> None:
+        """Have an env that was left in an episode wait for the replacement of its host.
+
+        Nobody waits for its next episode, as long as its neighbours' go on.
+        """
+        env.attended = True
+        self._table.happened(env.env_id, Event.BEGIN_RESET)
+        self._await_new_host(env)
 
     def _await_new_host(self, env: ManagedEnv) -> None:
         """Have the next episode of an env wait for the replacement of its host."""
@@ -451,16 +499,24 @@ class ExplicitResets:
         for spare, seed in zip(self._table.envs[self._table.env_num :], of_spares, strict=True):
             spare.new_seed = seed
 
-    def begin(self, params: Mapping[int, dict[str, Any] | None]) -> None:
+    def begin(
+        self,
+        params: Mapping[int, dict[str, Any] | None],
+        seed: int | None = None,
+        *,
+        leaves: bool = False,
+    ) -> None:
         """Reset envs, and the spares that were given a seed since their last reset.
 
         Args:
             params: keyword arguments of this and of later automatic resets, by env_id; None keeps
                 those that were given before.
+            seed: for this reset alone: seeds of later generations do not follow from it.
+            leaves: they have taken steps in their episodes, as is known of envs that are leased.
         """
         # Where all rows of a batched env are reset together, those are, too, that wait for a step.
         reset_in_step_of(self._hosts, [i for i in params if not self._table.envs[i].resets_alone])
-        posted = [i for i, given in params.items() if self._begin(self._table.envs[i], given)]
+        posted = [i for i, given in params.items() if self._begin(i, given, seed, leaves)]
         if posted:
             self._submitter.post_resets(posted)
         if self._spares is not None:
@@ -483,16 +539,21 @@ class ExplicitResets:
             due.due[env_id] = Restoration(saved, known)
             self._episodes.begin(env)
 
-    def _begin(self, env: ManagedEnv, params: dict[str, Any] | None) -> bool:
+    def _begin(
+        self, env_id: int, params: dict[str, Any] | None, seed: int | None, leaves: bool
+    ) -> bool:
         """Begin the reset of one env; whether it is only to be posted."""
+        env = self._table.envs[env_id]
         self._hosts.look_after(env)
         restoring = self._episodes.restorations.forget(env.env_id)
-        joins = params is None and env.new_seed is None and not restoring
+        joins = params is None and seed is None and env.new_seed is None and not restoring
         if params is not None:
             env.reset_params = copy.copy(params)  # as what it is
         if env.new_seed is not None:
             env.seed = env.base_seed = env.new_seed
             env.new_seed = None
+        if seed is not None:
+            env.seed = seed
         self._cancel(env)
         self._revive(env)
         env.attended = True
@@ -505,6 +566,8 @@ class ExplicitResets:
             elif joins and self._can_be_posted and self._is_planned(env):
                 env.again = False
                 return True
+            elif leaves:
+                self._episodes.leave(env)
             else:
                 self._episodes.begin(env)
         elif env.phase is Phase.ENDING and env.follow_up is Next.NOTHING:

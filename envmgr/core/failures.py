@@ -38,7 +38,7 @@ from envmgr.policy import FailureBudget, FailurePolicy
 from envmgr.texts import exit_text
 from envmgr.transport.base import HostDied
 from envmgr.types import EnvTimestep
-from envmgr.wire.messages import FailureKind, RemoteFailure
+from envmgr.wire.messages import UNANSWERED, FailureKind, RemoteFailure
 
 logger = logging.getLogger("envmgr")
 
@@ -561,7 +561,7 @@ class Renewals:
         env.generation += 1
         env.renewals_in_a_row += 1
         env.new_generation = True
-        env.has_plan = False
+        env.has_plan = env.leaves = False
         self._statistics.renewals += 1
         self._statistics.has_generations = True
         if self._states[env.env_id] is EnvState.ERROR:
@@ -791,6 +791,7 @@ class Repair:
     # -- what is done -----------------------------------------------------------------------
 
     def _count_failure(self, env: ManagedEnv, failure: EnvFailure) -> None:
+        env.left_with = UNANSWERED  # what follows is a repair
         if env.is_spare:
             self._statistics.count_spare_failure(failure)
             return

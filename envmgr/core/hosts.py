@@ -237,9 +237,13 @@ class Hosts:
     @property
     def resets_need_no_looking_after(self) -> bool:
         """Whether resets have no time limit, and workers none that has them replaced."""
+        return not self.are_recycled and self.limits.of_phase(Phase.RESETTING) is None
+
+    @property
+    def are_recycled(self) -> bool:
+        """Whether they have a limit, and are replaced when they have reached it."""
         settings = self.settings
-        unlimited = settings.max_episodes is None and settings.max_rss_bytes is None
-        return unlimited and self.limits.of_phase(Phase.RESETTING) is None
+        return settings.max_episodes is not None or settings.max_rss_bytes is not None
 
     def request(self, env: ManagedEnv, op: Op, payload: Any, change: Change) -> None:
         """Send a request and await its reply."""

@@ -561,6 +561,7 @@ class ReplyEffects:
     def reset_done(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of RESET_DONE."""
         env.group.obsolete_requests.clear()
+        env.left_with = UNANSWERED
         if env.is_spare:
             self._kept(env, payload)
             return
@@ -572,7 +573,7 @@ class ReplyEffects:
             return
         self._episodes.use_up_seed(env)
         self._hosts.settle(env)
-        restoration = self._episodes.restorations.due.pop(env.env_id, None)
+        restoration = self._episodes.restorations.succeeded(env)
         if restoration is not None and restoration.known is None:
             self._statistics.resumed += 1
         if self._statistics.failing:
@@ -589,6 +590,14 @@ class ReplyEffects:
         if failure is not None:  # nobody has seen this episode: it begins again with the others'
             env.failed_while_ready, env.fresh = failures.of_neighbour(env, failure), (obs, info)
 
+    def worn(self, env: ManagedEnv, payload: Any) -> None:
+        """Apply WORN: the reset that was asked for is the next host's, if this one can end now."""
+        if env.left_with != env.request_id:
+            raise MalformedReplyError("it wants to be replaced in a reset that leaves no episode")
+        env.group.obsolete_requests.clear()
+        self._hosts.settle(env)
+        self._episodes.worn(env)
+
     def _kept(self, spare: ManagedEnv, payload: Any) -> None:
         if payload is not None or self._spares is None:
             raise MalformedReplyError("it hands out what it was told to keep")
@@ -601,7 +610,7 @@ class ReplyEffects:
         if after == AfterStep.RESETS_IN_NEXT_STEP and not may_reset(env.env_id):
             raise MalformedReplyError(NO_NEXT_STEP)
         if env.phase is Phase.CANCELLING:
-            self._episodes.abandon(env, after)
+            self._episodes.abandon(env, after, done=done)
             return
         env.obs = obs = self._table.observed.read(env.env_id, reference)
         env.timestep = EnvTimestep(obs, reward, done, info)
@@ -674,6 +683,7 @@ AWAITED_IN: dict[int, frozenset[Phase]] = {
     Op.HELLO: frozenset((Phase.STARTING,)),
     Op.STEPPED: frozenset(_STEP_PHASES),
     Op.RESET_DONE: frozenset((Phase.RESETTING,)),
+    Op.WORN: frozenset((Phase.RESETTING,)),
     Op.RESULT: frozenset((Phase.CALLING,)),
     Op.CLOSED: frozenset((Phase.ENDING,)),
     **dict.fromkeys((Op.FAILED, Op.BEGAN), frozenset(Phase) - _NOT_BUSY),
@@ -721,6 +731,7 @@ class ReplyDispatcher:
             Op.HELLO: self._on_hello,
             Op.STEPPED: answers.stepped,
             Op.RESET_DONE: answers.reset_done,
+            Op.WORN: answers.worn,
             Op.RESULT: answers.result,
             Op.FAILED: self._on_failed,
             Op.CLOSED: self._on_closed,

@@ -23,7 +23,6 @@ from envmgr.errors import (
     AllEnvsFailedError,
     EnvCallAbandoned,
     EnvFailure,
-    EnvManagerError,
     EnvNotReadyError,
     EnvTimeout,
     LeaseEndedError,
@@ -92,6 +91,8 @@ class SlotCall:
         limit: in seconds, and what sets it.
         was_sent: the env was asked.
         generation: of the env when it was asked.
+        is_held: the worker is replaced before a reset.
+        held_until_s: the moment until which it was: limits count from then.
     """
 
     __slots__ = (
@@ -101,7 +102,9 @@ class SlotCall:
         "during",
         "error",
         "generation",
+        "held_until_s",
         "is_abandoned",
+        "is_held",
         "is_over",
         "limit",
         "limit_s",
@@ -130,8 +133,8 @@ class SlotCall:
         self.params = params
         self.result: Any = None
         self.error: Exception | None = None
-        self.is_over = self.is_abandoned = self.closes = False
-        self.began_s = 0.0
+        self.is_over = self.is_abandoned = self.closes = self.is_held = False
+        self.began_s = self.held_until_s = 0.0
         self.limit: tuple[float, str] | None = None
         self.was_sent = True
         self.generation = 0
@@ -152,6 +155,7 @@ class Tenancy:
         is_over: it was given back, or there is none.
         is_fresh: the env is at the beginning of an episode that its user has not seen.
         in_episode: the user has the observation of its reset, and not yet that of its end.
+        has_stepped: the env has taken steps in its present episode, or somebody else has had that.
         call: what is under way.
         fatal: what the next call raises.
         attempt: resets that its user has asked for.
@@ -171,6 +175,7 @@ class Tenancy:
         "episode_s",
         "error",
         "fatal",
+        "has_stepped",
         "in_episode",
         "is_fresh",
         "is_logged",
@@ -184,7 +189,7 @@ class Tenancy:
         self.episode_s = episode_s
         self.env_id: int | None = None
         self.error: Exception | None = None
-        self.is_over = self.is_fresh = self.in_episode = False
+        self.is_over = self.is_fresh = self.in_episode = self.has_stepped = False
         self.call: SlotCall | None = None
         self.fatal: Exception | None = None
         self.attempt = 0
@@ -263,7 +268,8 @@ class Slots:
         self._waiting: deque[Tenancy] = deque()
         self._tenants: dict[int, Tenancy] = {}
         self._resetting: dict[int, Tenancy] = {}
-        self._left: list[ManagedEnv] = []  # in an episode, as they may be handed on like that
+        # In an episode, as they may be handed on like that; and whether that has had steps.
+        self._left: list[tuple[ManagedEnv, bool]] = []
         self._leaving: set[int] = set()  # envs whose step nobody awaits, after their lease
         self._not_to_join: set[int] = set()  # envs in a reset with wishes that nobody awaits
         # By env_id, where it is not 0: what an env has stepped before the episode that it is at the
@@ -341,10 +347,10 @@ class Slots:
             self._seen = None  # whatever happens until the next look
         if self._left:
             left, self._left = self._left, []
-            for env in left:  # of those who wait nobody may have been given it
+            for env, has_stepped in left:  # of those who wait nobody may have been given it
                 is_idle = env.phase is Phase.IDLE and env.state is EnvState.RUN
                 if is_idle and env.env_id not in self._table.leased:
-                    self._begin_anew(env)
+                    self._begin_anew(env, has_stepped=has_stepped)
 
     @property
     def until(self) -> float:
@@ -362,13 +368,17 @@ class Slots:
         return min(moments, default=NEVER)
 
     def _waits_for_turn(self, env_id: int) -> bool:
-        """Whether an env is not reset yet because others are: that is no fault of its own."""
-        return self._starts is not None and self._starts.waits(self._table.envs[env_id])
+        """Whether an env is not reset yet for no fault of its own.
+
+        Others are, or its worker is replaced before.
+        """
+        env = self._table.envs[env_id]
+        return env.is_replaced or (self._starts is not None and self._starts.waits(env))
 
     def _began_s(self, call: SlotCall, env_id: int) -> float:
         """Return when a call began, or when its env got its turn after that."""
         turn_s = -NEVER if self._starts is None else self._starts.turn_of(env_id)
-        return max(call.began_s, turn_s)
+        return max(call.began_s, call.held_until_s, turn_s)
 
     @property
     def most(self) -> int | None:
@@ -474,10 +484,13 @@ class Slots:
 
     def _is_fresh(self, env_id: int) -> bool:
         steps: int = self._table.step_items[env_id]
-        return steps == self._steps_at_reset.get(env_id, 0)
+        is_unused = steps == self._steps_at_reset.get(env_id, 0)
+        return is_unused and not self._supervisor.is_restored(env_id)
 
     def _begin_lease(self, tenancy: Tenancy, env_id: int, *, is_fresh: bool) -> None:
         tenancy.env_id, tenancy.is_fresh = env_id, is_fresh
+        in_episode = self._table.states.column[env_id] == EnvState.RUN
+        tenancy.has_stepped = in_episode and not is_fresh
         self._limits.own.pop(env_id, None)
         self._table.lease(env_id)
         self._tenants[env_id] = tenancy
@@ -527,6 +540,8 @@ class Slots:
             )
         env, supervisor = self._table.envs[env_id], self._supervisor
         self._find_fatal()
+        if call is not None:
+            self._forget_wishes(env, call)
         self._table.use_up_params((env_id,))
         self._not_to_join.discard(env_id)  # it is leased again once it is over
         del self._tenants[env_id]
@@ -541,21 +556,26 @@ class Slots:
         elif tenancy.is_fresh:
             self._steps_at_reset[env_id] = supervisor.selections.steps_of(env_id)
         elif env.phase is Phase.IDLE and env.state is EnvState.RUN:
-            if self.has_waiting and env.failed_while_ready is None and supervisor.spares is None:
+            is_kept = supervisor.spares is None and not env.group.is_to_be_replaced
+            if self.has_waiting and env.failed_while_ready is None and is_kept:
                 # Who is given it begins with a reset, with a seed perhaps: it is not reset twice.
-                self._left.append(env)
+                self._left.append((env, tenancy.has_stepped))
             else:
-                self._begin_anew(env)
+                self._begin_anew(env, has_stepped=tenancy.has_stepped)
         self._table.unlease(env_id)
         self._seen = None
 
-    def _begin_anew(self, env: ManagedEnv) -> None:
-        """Have an env that was left in an episode be fresh for whoever uses it next."""
+    def _begin_anew(self, env: ManagedEnv, *, has_stepped: bool) -> None:
+        """Have an env that was left in an episode be fresh for whoever uses it next.
+
+        Also if somebody waits where its worker is to be replaced, for which others may wait that
+        have ended their episodes.
+        """
         supervisor = self._supervisor
-        if env.failed_while_ready is None and supervisor.spares is not None:
-            supervisor.refresh(env.env_id)
-        else:
+        if env.failed_while_ready is not None:
             supervisor.resets.begin({env.env_id: None})
+        else:
+            supervisor.refresh(env.env_id, has_stepped=has_stepped)
         self._steps_at_reset[env.env_id] = supervisor.selections.steps_of(env.env_id)
 
     @property
@@ -624,7 +644,7 @@ class Slots:
                 self._begin_step(tenancy, env, call)
             else:
                 self._begin_reset(tenancy, env, call)
-        except EnvManagerError as error:
+        except Exception as error:  # whoever called is told: nobody else knows what it is about
             self._refuse(tenancy, call, error)
 
     def _refuse(self, tenancy: Tenancy, call: SlotCall, error: Exception) -> None:
@@ -653,7 +673,7 @@ class Slots:
         call.was_sent = env_id not in table.failed_while_ready
         supervisor.submitter.alone(env, call.action, rules.checks)
         call.action = None
-        tenancy.call, tenancy.is_fresh = call, False
+        tenancy.call, tenancy.is_fresh, tenancy.has_stepped = call, False, True
         if table.unexecuted:
             supervisor.repair.answer_unexecuted()
             if env.timestep is not None:
@@ -693,13 +713,12 @@ class Slots:
         tenancy.attempt += 1
         self._table.leased[env_id] = None
         is_wanted = params is not None or call.seed is not None
-        if tenancy.is_fresh and not is_wanted and self._is_begun(env):
+        is_fresh = tenancy.is_fresh and not self._supervisor.is_restored(env_id)
+        if is_fresh and not is_wanted and self._is_begun(env):
             self._begun(tenancy, env, call)
             return
         tenancy.is_fresh = False
         self._steps_at_reset[env_id] = _SEEN
-        if call.seed is not None:
-            env.new_seed = call.seed
         if env_id in self._not_to_join:
             self._not_to_join.discard(env_id)
             params = params or Once({})
@@ -708,7 +727,9 @@ class Slots:
         self._limits.own.pop(env_id, None)
         if call.limit is not None:
             self._limits.own[env_id] = OwnLimit(_RESET_PHASES, *call.limit)
-        resets.begin({env_id: params})
+        leaves = tenancy.has_stepped and env.failed_while_ready is None
+        resets.begin({env_id: params}, call.seed, leaves=leaves)
+        tenancy.has_stepped = False
         if call.limit is not None and env.phase is Phase.RESETTING:  # also one that was joined
             self._limits.set_own(env, OwnLimit(_RESET_PHASES, *call.limit))
         self._resetting[env_id] = tenancy
@@ -724,15 +745,20 @@ class Slots:
             return
         if tenancy.call is not call or tenancy.env_id is None:
             return
-        if call.during == "reset" and (call.params or call.seed is not None):
-            self._forget_wishes(tenancy.env_id)
+        self._forget_wishes(self._table.envs[tenancy.env_id], call)
         self._end_call(tenancy, call, tenancy.left_in(call))
 
-    def _forget_wishes(self, env_id: int) -> None:
-        """Have the seed and the options of a reset that goes on be those of no other one."""
-        self._table.use_up_params((env_id,))
-        self._table.envs[env_id].seed = None
-        self._not_to_join.add(env_id)
+    def _forget_wishes(self, env: ManagedEnv, call: SlotCall) -> None:
+        """Have the seed and the options of a reset be those of no other one, a repair's included.
+
+        It may go on with them.
+        """
+        if call.during == "step" or not (call.params or call.seed is not None):
+            return
+        self._table.use_up_params((env.env_id,))
+        env.seed = None
+        if env.phase is Phase.RESETTING:
+            self._not_to_join.add(env.env_id)
 
     def _end_call(
         self,
@@ -761,6 +787,8 @@ class Slots:
             return
         timestep = self._table.undelivered.pop(env_id)
         self._limits.own.pop(env_id, None)
+        if timestep.done:
+            tenancy.has_stepped = False
         if call is None or call.during != "step":  # it was abandoned
             self._counts.cancelled += 1
             return
@@ -808,6 +836,8 @@ class Slots:
             return
         env = self._table.envs[env_id]
         failure = self._table.leased[env_id]
+        if env.is_replaced or call.is_held:
+            call.is_held, call.held_until_s = env.is_replaced, self._clock()
         if self._is_begun(env):
             self._begun(tenancy, env, call)
             return
@@ -828,8 +858,7 @@ class Slots:
             self._find_fatal()
             tenancy.fatal = None
         self._limits.own.pop(env_id, None)
-        # What they were given for is over: the repair, and whoever comes next, resets without.
-        self._table.use_up_params((env_id,))
+        self._forget_wishes(env, call)
         self._end_call(tenancy, call, failure)
 
     def _timeout_of(self, env: ManagedEnv, limit: tuple[float, str]) -> EnvFailure:

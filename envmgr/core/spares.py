@@ -41,7 +41,8 @@ class Spares:
         setup: what envs were told, and where their observations go.
         takers: whether an env was built by the function that spares are built by, by env_id.
         in_order: envs whose steps are under way together are given their successors together, by
-            ascending env_id, when all these steps are over; else each as soon as its episode ends.
+            ascending env_id, when all these steps are over; else each as soon as its episode ends,
+            as those that are leased in any case.
 
     Attributes:
         envs: of the spares.
@@ -134,8 +135,8 @@ class Spares:
         """
         self._hosts.settle(env)
         self._waiting[env.env_id] = then
-        if not self._in_order:
-            self.replace_ended()
+        if not self._in_order or env.env_id in self._hosts.table.leased:
+            self._replace_ended(env)
 
     def failed(self, env: ManagedEnv) -> None:
         """An env has failed: if it waits for a successor, it is repaired instead."""
@@ -154,11 +155,11 @@ class Spares:
     def replace_ended(self) -> None:
         """Give ended envs their successors, by ascending env_id."""
         for env_id in sorted(self._waiting):
-            then = self._waiting.get(env_id)
-            env = self._hosts.envs[env_id]
-            if then is None or env.phase is not Phase.IDLE:
-                self._waiting.pop(env_id, None)
-                continue
+            self._replace_ended(self._hosts.envs[env_id])
+
+    def _replace_ended(self, env: ManagedEnv) -> None:
+        then = self._waiting.get(env.env_id)
+        if then is not None and env.phase is Phase.IDLE:
             spare = self._successor_of(env)
             if spare is None:
                 then(env)
@@ -166,7 +167,7 @@ class Spares:
                 self._replace(spare, env)
                 self._hosts.tell(spare, Op.ADOPT, None)
                 then(spare)
-            self._waiting.pop(env_id, None)
+        self._waiting.pop(env.env_id, None)
 
     def take_over(self, env: ManagedEnv) -> ManagedEnv:
         """Have a spare take the place of an env whose host is gone, or ends well.
@@ -198,8 +199,8 @@ class Spares:
     def _can_come(self, spare: ManagedEnv) -> bool:
         if spare.host_id is None or spare.group.is_ending:
             return False
-        if spare.phase is Phase.RESETTING:
-            return spare.cancelled != spare.request_id  # else it is about to fail
+        if spare.phase is Phase.RESETTING:  # which may be about to fail, or to be another host's
+            return spare.request_id not in (spare.cancelled, spare.left_with)
         return self.is_ready(spare)
 
     def _replace(self, spare: ManagedEnv, env: ManagedEnv) -> None:
@@ -213,7 +214,7 @@ class Spares:
         self._waiting.pop(env.env_id, None)
         self._statistics.swaps += 1
         self._statistics.has_generations = True
-        env.again = env.waits = False
+        env.again = env.waits = env.leaves = False
         if env.failed_while_ready is None:
             self._hosts.table.happened(env.env_id, Event.BEGIN_RESET)
         placement = self._setup.placement_of(env)

@@ -292,17 +292,28 @@ class Supervisor:
 
     # -- leased envs ------------------------------------------------------------------------
 
-    def refresh(self, env_id: int) -> None:
-        """Have an env that was left in an episode begin another one.
+    def refresh(self, env_id: int, *, has_stepped: bool) -> None:
+        """Have an env that was left in an episode begin another one, for whom it may concern.
 
-        A spare takes its place, if there is one for it.
+        A spare takes its place, if there is one for it; if its host is to be replaced, that comes
+        first.
+
+        Args:
+            env_id: the env.
+            has_stepped: it has taken steps in that episode.
         """
-        env = self.envs[env_id]
-        if self.spares is None:
-            self.resets.begin({env_id: None})
+        env, episodes = self.envs[env_id], self._episodes
+        if self.spares is not None:
+            self.spares.ended(env, episodes.leave if has_stepped else episodes.begin)
+        elif env.group.is_to_be_replaced:
+            episodes.await_new_host(env)
         else:
-            self.spares.ended(env, self._episodes.begin)
-            self.spares.replace_ended()
+            self.resets.begin({env_id: None}, leaves=has_stepped)
+
+    def is_restored(self, env_id: int) -> bool:
+        """Whether the episode of an env began with a state that was saved, in the midst of one."""
+        restored = self._episodes.restorations.restored
+        return restored.get(env_id) == self.table.episodes[env_id]
 
     def time_out(self, env: ManagedEnv) -> None:
         """An env has exceeded the limit of what it is doing, unless it has just done it."""

@@ -644,9 +644,13 @@ class EnvTable:
 
     @property
     def is_executing(self) -> bool:
-        """Whether a step is under way, or its reply is still to be taken out of the block."""
-        column = self.phases.column
-        return Phase.POSTED in column or Phase.STEPPING in column or bool(self.unexecuted)
+        """Whether a step is under way, or its reply is still to be taken out of the block.
+
+        Those of leased envs are not asked about: there is always one.
+        """
+        if Phase.POSTED in self.phases.column or self.unexecuted:
+            return True
+        return not self.leased.keys() >= set(self.phases.ids_in(Phase.STEPPING))
 
     def retire(self, env_id: int) -> None:
         """Use the row and the buffers of an env no more."""
@@ -694,6 +698,7 @@ def names_of(envs: Sequence[ManagedEnv]) -> str:
 
 
 _NAMED = 16
+_REPLACED = frozenset((Phase.ENDING, Phase.PAUSING, Phase.STARTING))
 
 
 @dataclass(slots=True)
@@ -752,6 +757,9 @@ class ManagedEnv:
         has_plan: its host knows what resets it is to begin with, by itself or when one is posted.
         attended: an episode is to begin when its repair is over; else it goes to NEED_RESET.
         waits: its episode has ended, and the next one begins when its host has been replaced.
+        leaves: its next reset ends an episode in which it has taken steps.
+        left_with: the reset that did, until it is over, or begun in the host that takes the place
+            of the one that was asked.
         renewals_in_a_row: renewals since the last reset that succeeded.
         fresh: of one that failed while it was ready: what it shows after the timestep that it gets
             for its next action.
@@ -779,6 +787,8 @@ class ManagedEnv:
     has_plan: bool = False
     attended: bool = True
     waits: bool = False
+    leaves: bool = False
+    left_with: int = UNANSWERED
     fresh: tuple[Any, dict[str, Any]] | None = None
     dropped: bool = False
     cancelled: int = UNANSWERED
@@ -818,6 +828,11 @@ class ManagedEnv:
     def is_coming(self) -> bool:
         """Whether it will be in an episode without anybody doing anything."""
         return self.attended and self.is_under_way
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether its host is being replaced in place of a reset that was asked for."""
+        return self.left_with != UNANSWERED and self.phase in _REPLACED
 
     @property
     def is_under_way(self) -> bool:

@@ -171,8 +171,11 @@ def _reset(
     timeout_s: float | None,
     params: dict[str, Any],
 ) -> SlotCall:
-    if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
-        raise ConfigError(f"seed should be an integer or None, found {seed!r}. Nothing was reset.")
+    is_integer = hasattr(seed, "__index__") and not isinstance(seed, bool)
+    if seed is not None and not (is_integer and int(seed) >= 0):
+        raise ConfigError(
+            f"seed should be an integer of 0 or more, or None, found {seed!r}. Nothing was reset."
+        )
     return SlotCall(
         signal.notify,
         "reset",

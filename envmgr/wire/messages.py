@@ -19,7 +19,7 @@ class Op(IntEnum):
     ATTACH = 1
     """Where observations go. Payload: `arenas.Placement`. No reply."""
     RESET = 2
-    """Payload: `ResetRequest`. Reply: RESET_DONE or FAILED."""
+    """Payload: `ResetRequest`. Reply: RESET_DONE or FAILED, or WORN if that says `leaves`."""
     STEP = 3
     """Payload: the action. Reply: STEPPED (then perhaps RESET_DONE) or FAILED."""
     RENEW = 4
@@ -72,6 +72,9 @@ class Op(IntEnum):
     INFO_FORM = 73
     """Infos of this env have this form. Payload: fields of an `InfoForm`; None: they have none, and
     all of them are written as they are."""
+    WORN = 74
+    """The worker has reached a limit with the episode that was left: the env was not reset, so that
+    the worker can be replaced before. Payload: None."""
 
 
 @unique
@@ -148,6 +151,7 @@ class ResetRequest(NamedTuple):
         keeps: the host keeps the result until it is told to ADOPT an env_id.
         saved: the state that the env gets, in place of being reset.
         episode: how many resets have succeeded, this one included.
+        leaves: the env has taken steps in an episode, which is left and ends with this.
     """
 
     params: dict[str, Any]
@@ -157,6 +161,7 @@ class ResetRequest(NamedTuple):
     keeps: bool = False
     saved: SavedEnv | None = None
     episode: int = 0
+    leaves: bool = False
 
 
 class EnvDescription(NamedTuple):

@@ -277,6 +277,9 @@ class EnvRunner:
     def reset_and_answer(self, message: Message) -> Steps[None]:
         """Do what `reset` does; an async env may have to wait for it."""
         wanted: ResetRequest = message.payload
+        if wanted.leaves and self.end_episode() is AfterStep.WANTS_RECYCLING:
+            self._messages.send(self._messages.reply(message, Op.WORN, None))
+            return
         self.plan, self.episodes_left = wanted.plan, wanted.plan.episodes_left
         try:
             observation, info = yield from self._reset_as_ordered(message)

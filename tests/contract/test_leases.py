@@ -434,6 +434,8 @@ def test_misuse_of_a_lease_by_threads(tmp_path: Path) -> None:
                 env.step(1, timeout_s=0)
             with pytest.raises(ConfigError):
                 env.reset(seed="x")
+            with pytest.raises(ConfigError, match="0 or more"):
+                env.reset(seed=-1)
             with pytest.raises(ConfigError, match="cannot be sent"):
                 env.reset(options={"lock": threading.Lock()})
             assert env.step(1).obs.tolist()[1] == 1.0, "nothing of that was sent"
@@ -934,3 +936,76 @@ def test_the_options_of_a_reset_that_failed_are_gone_with_it(cfg: dict[str, Any]
             with pytest.raises(EnvTimeout):
                 env.reset(options={"hang": True}, timeout_s=0.3)
             assert env.reset()[1]["options"] == {}
+
+
+def test_the_seed_of_a_reset_that_failed_is_gone_with_it() -> None:
+    with make(PROCESSES, env_num=1, max_retry=1) as manager, manager.lease() as env:
+        with pytest.raises(EnvTimeout):
+            env.reset(seed=3, options={"hang": True}, timeout_s=0.3)
+        assert env.reset()[0].tolist()[0] == -1.0
+
+
+# -- workers that are replaced ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spare_env_num", [0, 1])
+@pytest.mark.parametrize("cfg", [PROCESSES, KINDS[3]], ids=["block", "message"])
+@pytest.mark.parametrize("leaves_lease", [False, True])
+def test_a_worker_is_replaced_though_all_its_episodes_are_left(
+    leaves_lease: bool, cfg: dict[str, Any], spare_env_num: int
+) -> None:
+    n_turns, pids = 9, set()
+    keys = {"max_episodes_per_worker": 2, "spare_env_num": spare_env_num}
+    with make(cfg, env_num=1, max_failures=0, **keys) as manager:
+        lease = manager.lease()
+        env = lease.__enter__()
+        for turn in range(n_turns):
+            _, info = env.reset(seed=turn)
+            pids.add(info["pid"])
+            assert env.step(1).obs.tolist() == [turn, 1.0, 1.0]
+            if leaves_lease:
+                lease.__exit__(None, None, None)
+                lease = manager.lease()
+                env = lease.__enter__()
+        lease.__exit__(None, None, None)
+        stats = manager.stats()
+    assert stats["failures"] == stats["abnormal"] == 0
+    assert stats["recycled"] >= 3
+    assert len(pids) >= 4
+
+
+def test_a_shared_worker_is_replaced_though_all_its_episodes_are_left() -> None:
+    with make(PROCESSES, env_num=4, num_workers=1, max_episodes_per_worker=4) as manager:
+
+        def rollouts(k: int) -> None:
+            for turn in range(5):
+                with manager.lease() as env:
+                    env.reset(seed=100 * k + turn)
+                    assert env.step(1).obs.tolist() == [100 * k + turn, 1.0, 1.0]
+
+        in_threads(6, rollouts)
+        stats = manager.stats()
+    assert stats["failures"] == stats["abnormal"] == 0
+    assert stats["recycled"] >= 1
+
+
+def test_a_spare_comes_while_others_are_in_their_steps(tmp_path: Path) -> None:
+    gate = str(tmp_path / "gate")
+    os.mkfifo(gate)
+    with (
+        make(PROCESSES, env_num=2, spare_env_num=1) as manager,
+        manager.lease() as slow,
+        manager.lease() as env,
+    ):
+        slow.reset(options={"gate": gate})
+        thread = threading.Thread(target=slow.step, args=(AT_GATE,))
+        thread.start()
+        while manager.stats()["outstanding"] == 0:
+            time.sleep(0.001)
+        env.reset()
+        for _ in range(3):
+            assert env.step(END).done
+            env.reset(timeout_s=PATIENCE_S)
+        assert manager.stats()["swaps"] >= 1
+        os.close(os.open(gate, os.O_WRONLY))
+        thread.join(PATIENCE_S)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from envmgr.core import Phase
+from envmgr.core.episodes import record_of
 from envmgr.core.slots import SlotCall, SlotRules, Slots, Tenancy
 from envmgr.core.validate import checked_actions, refuse_leased, refuse_while_pending
 from envmgr.errors import (
@@ -27,7 +30,8 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.outcomes import OutcomeStatus
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.wire.messages import AfterStep, FailureKind, Op
+from envmgr.seeding import derived_seed
+from envmgr.wire.messages import AfterStep, FailureKind, Op, SavedEnv
 from tests.rig import Rig, over_routes, route
 
 __all__ = ["route"]
@@ -223,6 +227,24 @@ def test_seeds_and_parameters_are_for_one_reset() -> None:
     assert (asked.seed, dict(asked.params)) == (None, {})
 
 
+def test_later_generations_do_not_follow_from_the_seed_of_a_lease() -> None:
+    of = Leases(Rig().launch(seeds={0: 5}))
+    tenancy = of.lease()
+    of.reset(tenancy, seed=123)
+    of.rig.die()
+    of.rig.hello()
+    assert of.rig.reset_requests()[-1].seed == derived_seed(5, 0, 1, 2)
+
+
+def test_a_seed_that_the_manager_was_given_is_no_less_that_of_later_generations() -> None:
+    of = Leases(Rig().launch(seeds={0: 5}))
+    tenancy = of.lease()
+    of.rig.slot().new_seed = 6
+    of.reset(tenancy, seed=123)
+    assert of.rig.reset_requests()[-1].seed == 123
+    assert (of.rig.slot().base_seed, of.rig.slot().new_seed) == (6, None)
+
+
 def test_a_used_env_is_reset_once_if_somebody_waits_for_it() -> None:
     of = leases()
     first = of.begun()
@@ -278,6 +300,57 @@ def test_what_a_batch_has_used_is_not_fresh() -> None:
     tenancy, n_resets = of.lease(), len(of.rig.reset_requests())
     of.reset(tenancy)
     assert len(of.rig.reset_requests()) == n_resets + 1
+
+
+def resumed(of: Leases, tenancy: Tenancy) -> None:
+    """Have an env that is leased take two steps, in whose second it dies, and be resumed."""
+    of.step(tenancy)
+    of.rig.stepped()
+    episode = of.rig.slot().episode
+    saved = SavedEnv(b"the state after one step", "next", {"resumed": True}, episode=episode)
+    of.rig.transport.reply(0, Op.SAVED, saved)
+    of.serve()
+    of.step(tenancy)
+    of.rig.die()
+    of.serve()
+    of.rig.hello()
+    assert of.rig.reset_requests()[-1].saved == saved
+    of.rig.reset_done(0, "next", resumed=True)
+    of.serve()
+    assert of.rig.supervisor.statistics.resumed == 1
+
+
+def test_a_reset_resets_what_was_resumed_in_the_midst_of_an_episode() -> None:
+    of = leases(policy=FailurePolicy(retry_waiting_s=0.0))
+    tenancy = of.begun()
+    resumed(of, tenancy)
+    assert of.reset(tenancy).result[1] == {}
+    assert of.rig.reset_requests()[-1].saved is None
+
+
+def test_the_next_lease_resets_what_was_resumed_in_the_midst_of_an_episode() -> None:
+    of = leases(policy=FailurePolicy(retry_waiting_s=0.0))
+    tenancy = of.begun()
+    resumed(of, tenancy)
+    of.slots.give_back(tenancy)
+    tenancy = of.lease()
+    assert of.reset(tenancy).result[1] == {}
+    of.slots.give_back(tenancy)
+    of.serve()
+    of.rig.reset_done()
+    tenancy, n_resets = of.lease(), len(of.rig.reset_requests())
+    of.reset(tenancy)
+    assert len(of.rig.reset_requests()) == n_resets, "that is an episode from its beginning"
+
+
+def test_a_lease_resets_what_was_restored_from_a_snapshot() -> None:
+    of = leases()
+    env = of.rig.slot()
+    saved = SavedEnv(b"a state", "in the midst", {}, episode=env.episode)
+    of.rig.supervisor.resets.restore({0: (saved, record_of(env))})
+    of.rig.reset_done(0, "in the midst", is_restored=True)
+    tenancy = of.lease()
+    assert of.reset(tenancy).result[1] == {}
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -437,8 +510,8 @@ def test_what_an_env_fails_with_while_it_is_given_back_is_raised_by_calls_for_ba
     tenancy = of.begun()
     begin = of.rig.supervisor.resets.begin
 
-    def fails(params: Any) -> None:
-        begin(params)
+    def fails(params: Any, **how: Any) -> None:
+        begin(params, **how)
         of.rig.transport.fail(0, "reset")
         of.rig.engine.collect()
 
@@ -542,6 +615,55 @@ def test_a_reset_of_which_attempts_are_left_has_not_failed() -> None:
     of.rig.reset_done()
     of.serve()
     assert call.error is None
+
+
+@pytest.mark.parametrize("wishes", [{"seed": 123}, {"params": {"level": 3}}])
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_repair_after_a_reset_that_failed_has_not_its_wishes(
+    wishes: dict[str, Any], hangs: bool
+) -> None:
+    of = leases(policy=FailurePolicy(max_retry=2, retry_waiting_s=0.0))
+    tenancy = of.lease()
+    call = of.call(tenancy, "reset", 1.0, **wishes)
+    if not hangs:
+        of.rig.fail(during="reset")
+        assert of.rig.reset_requests()[-2] == of.rig.reset_requests()[-1], "the next attempt"
+        of.rig.fail(during="reset")
+        of.rig.transport.reply(0, Op.CLOSED)
+        of.serve()
+        assert isinstance(call.error, EnvRaised)
+        of.rig.die(exit_status=0)
+    else:
+        of.rig.advance(1.0)
+        of.serve()
+        assert isinstance(call.error, EnvTimeout)
+        of.rig.run(0.5)
+    of.rig.hello()
+    repair = of.rig.reset_requests()[-1]
+    assert (repair.seed, dict(repair.params)) == (None, {})
+    of.rig.reset_done()
+    assert of.rig.state() is EnvState.RUN
+
+
+def test_the_reset_of_a_lease_that_ended_goes_on_without_its_seed() -> None:
+    of = leases(policy=FailurePolicy(max_retry=2, retry_waiting_s=0.0))
+    tenancy = of.lease()
+    of.call(tenancy, "reset", seed=123)
+    of.slots.give_back(tenancy)
+    of.serve()
+    of.rig.fail(during="reset")
+    assert [asked.seed for asked in of.rig.reset_requests()[-2:]] == [123, None]
+
+
+def test_whatever_beginning_a_call_raises_is_told_to_who_called() -> None:
+    def checks() -> Any:
+        raise ZeroDivisionError("in an action space of somebody's own")
+
+    of = leases(rules=SlotRules(checks=checks))
+    tenancy = of.begun()
+    call: SlotCall = of.call(tenancy, "step", action=object())
+    assert isinstance(call.error, ZeroDivisionError)
+    assert of.told[-1] is call
 
 
 # -- what nobody awaits ----------------------------------------------------------------------------
@@ -755,3 +877,306 @@ def test_a_spare_serves_the_next_lease() -> None:
     of.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
     of.serve()
     assert second.env_id == 0
+
+
+def test_a_spare_comes_though_other_leases_are_always_in_a_step() -> None:
+    of = leases(2, spare_num=1)
+    ending, other = of.begun(), of.begun()
+    of.step(other)
+    of.step(ending)
+    of.rig.stepped(0, done=True)
+    of.serve()
+    assert of.rig.supervisor.statistics.swaps == 1
+    call = of.call(ending, "reset")
+    assert not call.is_over
+    of.rig.reset_done(0)
+    of.serve()
+    assert call.error is None
+    assert len(of.rig.requests(Op.ADOPT, 0)) == 1
+    assert other.call is not None
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_spare_comes_for_a_batch_though_a_lease_is_always_in_a_step(inplace: bool) -> None:
+    of = leases(3, spare_num=2, reset_inplace=inplace)
+    tenancy = of.begun()
+    of.step(tenancy)
+    of.rig.send({1: 1, 2: 1})
+    of.rig.stepped(2, done=True)
+    of.serve()
+    assert of.rig.supervisor.statistics.swaps == 0, "in one order, and env 1 is in a step"
+    of.rig.stepped(1, done=True)
+    of.serve()
+    assert of.rig.supervisor.statistics.swaps == 2
+    assert tenancy.call is not None
+    assert [
+        message.env_id
+        for _, message in of.rig.transport.sent
+        if message.request_id and message.op == Op.ADOPT
+    ] == [1, 2]
+
+
+def test_an_env_that_ended_in_its_lease_does_not_hasten_those_of_batches() -> None:
+    of = leases(3, spare_num=2)
+    tenancy = of.begun()
+    of.step(tenancy)
+    of.rig.send({1: 1, 2: 1})
+    of.rig.stepped(2, done=True)
+    of.rig.stepped(0, done=True)
+    of.serve()
+    assert of.rig.requests(Op.ADOPT, 0)
+    assert not of.rig.requests(Op.ADOPT, 2)
+
+
+# -- episodes that are left, and workers that want to be replaced ----------------------------------
+
+
+def recycled(env_num: int = 1, **rig: Any) -> Leases:
+    """Leases of envs whose workers have a limit."""
+    of = leases(env_num, **rig)
+    of.rig.hosts.settings = replace(of.rig.hosts.settings, max_episodes=9)
+    return of
+
+
+def stepped(of: Leases, tenancy: Tenancy, **how: Any) -> None:
+    """Have a leased env take a step."""
+    of.step(tenancy)
+    of.rig.stepped(tenancy.env_id or 0, **how)
+    of.serve()
+
+
+def worn(of: Leases, env_id: int = 0) -> None:
+    """The worker of an env that is to be reset wants to be replaced."""
+    of.rig.transport.reply(env_id, Op.WORN)
+    of.serve()
+
+
+def leave_by_reset(of: Leases, tenancy: Tenancy) -> None:
+    of.call(tenancy, "reset")
+
+
+def leave_by_the_end(of: Leases, tenancy: Tenancy) -> None:
+    of.slots.give_back(tenancy)
+    of.serve()
+
+
+def leave_to_the_next(of: Leases, tenancy: Tenancy) -> None:
+    waiting = of.ask()
+    of.serve()
+    of.slots.give_back(tenancy)
+    of.serve()
+    of.call(waiting, "reset")
+
+
+def leave_in_a_step(of: Leases, tenancy: Tenancy) -> None:
+    of.slots.abandon(tenancy, of.step(tenancy))
+    of.slots.give_back(tenancy)
+    of.serve()
+    of.rig.stepped()
+
+
+LEAVES = [leave_by_reset, leave_by_the_end, leave_to_the_next, leave_in_a_step]
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+def test_a_worker_is_told_of_an_episode_that_was_left(leave: Any) -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    leave(of, tenancy)
+    assert [asked.leaves for asked in of.rig.reset_requests()] == [False, True]
+
+
+@pytest.mark.parametrize("leave", LEAVES[:2])
+def test_an_episode_without_steps_is_none_that_was_left(leave: Any) -> None:
+    of = recycled()
+    leave(of, of.begun())
+    assert [asked.leaves for asked in of.rig.reset_requests()] == [False, False]
+
+
+def test_an_episode_that_ended_is_none_that_was_left() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy, done=True, after=AfterStep.RESETS)
+    of.rig.reset_done()
+    of.call(tenancy, "reset", seed=3)
+    assert [asked.leaves for asked in of.rig.reset_requests()] == [False, False]
+
+
+def test_a_step_that_nobody_awaits_may_end_the_episode() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    of.slots.abandon(tenancy, of.step(tenancy))
+    of.call(tenancy, "reset", seed=3)
+    of.rig.stepped(done=True, after=AfterStep.NOTHING)
+    assert not of.rig.reset_requests()[-1].leaves
+
+
+def test_workers_without_a_limit_are_told_nothing() -> None:
+    of = leases()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    of.call(tenancy, "reset")
+    assert not of.rig.reset_requests()[-1].leaves
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+def test_a_worn_worker_is_replaced_before_the_next_reset(leave: Any) -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    leave(of, tenancy)
+    worn(of)
+    assert of.rig.phase() is Phase.ENDING
+    of.rig.die(exit_status=0)
+    of.rig.hello()
+    assert not of.rig.reset_requests()[-1].leaves
+    of.rig.reset_done()
+    of.serve()
+    assert of.rig.state() is EnvState.RUN
+    statistics = of.rig.supervisor.statistics
+    assert (statistics.recycled, statistics.renewals) == (1, 1)
+    assert statistics.failures_by_env == {}
+
+
+def test_the_wishes_of_a_reset_are_those_of_the_new_worker() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    call = of.call(tenancy, "reset", seed=4, params={"level": 3})
+    worn(of)
+    of.rig.die(exit_status=0)
+    of.rig.hello()
+    asked = of.rig.reset_requests()[-1]
+    assert (asked.seed, dict(asked.params)) == (4, {"level": 3})
+    of.rig.reset_done()
+    of.serve()
+    assert call.is_over
+    assert call.error is None
+
+
+def test_limits_of_a_reset_and_of_its_episode_count_from_when_the_worker_was_replaced() -> None:
+    of = recycled(rules=SlotRules(reset_s=3.0))
+    tenancy = of.lease(4.0)
+    of.reset(tenancy)
+    stepped(of, tenancy)
+    call = of.call(tenancy, "reset", 2.0)
+    worn(of)
+    of.rig.advance(2.0)
+    of.serve()
+    assert of.slots.until == math.inf
+    of.rig.die(exit_status=0)
+    of.rig.advance(10.0)
+    of.serve()
+    assert not call.is_over
+    of.rig.hello()
+    of.serve()
+    of.rig.advance(1.5)
+    of.serve()
+    of.rig.reset_done()
+    of.serve()
+    assert call.error is None
+    of.rig.advance(2.0)
+    assert of.step(tenancy).error is None
+    of.rig.stepped()
+    of.serve()
+    of.rig.advance(1.0)
+    assert isinstance(of.step(tenancy).result.info["error"], EnvTimeout)
+
+
+def test_a_reset_in_the_new_worker_has_its_limit() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    call = of.call(tenancy, "reset", 2.0)
+    worn(of)
+    of.rig.die(exit_status=0)
+    of.rig.advance(10.0)
+    of.rig.hello()
+    of.serve()
+    of.rig.advance(2.0)
+    of.serve()
+    assert isinstance(call.error, EnvTimeout)
+
+
+def test_a_new_worker_that_dies_at_its_start_fails_the_reset() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    stepped(of, tenancy)
+    call = of.call(tenancy, "reset", 2.0)
+    worn(of)
+    of.rig.die(exit_status=0)
+    of.rig.die()
+    of.serve()
+    assert isinstance(call.error, EnvCrash)
+    again = of.call(tenancy, "reset", 2.0)
+    of.rig.advance(2.0)
+    of.serve()
+    assert isinstance(again.error, EnvTimeout), "that is a repair"
+
+
+def test_a_worker_that_wants_to_be_replaced_where_no_episode_was_left_is_at_fault() -> None:
+    of = recycled()
+    tenancy = of.begun()
+    call = of.call(tenancy, "reset")
+    worn(of)
+    assert isinstance(call.error, EnvProtocolError)
+    assert of.rig.supervisor.statistics.recycled == 0
+
+
+def test_a_shared_worker_is_replaced_when_its_envs_have_left_their_episodes() -> None:
+    of = recycled(2, num_workers=1)
+    first, second = of.begun(), of.begun()
+    stepped(of, first)
+    stepped(of, second)
+    call = of.call(first, "reset")
+    worn(of)
+    of.rig.reset_done()
+    of.serve()
+    assert call.error is None, "its user does not wait for the neighbour"
+    stepped(of, first)
+    of.slots.give_back(first)
+    waiting = of.ask()
+    of.serve()
+    assert of.rig.state(0) is EnvState.RESET
+    assert len(of.rig.reset_requests(0)) == 3, "it is not reset in the worker that is to go"
+    assert of.rig.phase(0) is Phase.IDLE
+    stepped(of, second)
+    of.slots.give_back(second)
+    of.serve()
+    assert of.rig.phase(0) is of.rig.phase(1) is Phase.ENDING
+    of.rig.die(exit_status=0)
+    for env_id in (0, 1):
+        of.rig.hello(env_id)
+    for env_id in (0, 1):
+        of.rig.reset_done(env_id)
+    of.serve()
+    assert waiting.env_id == 0
+    assert of.rig.supervisor.statistics.recycled == 1
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_worn_worker_is_replaced_behind_the_spare(in_time: bool) -> None:
+    of = recycled(2, spare_num=1)
+    first, second = of.begun(), of.begun()
+    stepped(of, first)
+    of.slots.give_back(first)
+    of.serve()
+    assert of.rig.supervisor.statistics.swaps == 1
+    (asked,) = of.rig.reset_requests(2)[1:]
+    assert (asked.keeps, asked.leaves) == (True, True)
+    if in_time:
+        worn(of, 2)
+    stepped(of, second, done=True)
+    assert of.rig.supervisor.statistics.swaps == 1, "this one may give no episode"
+    if not in_time:
+        worn(of, 2)
+    of.rig.reset_done(0)
+    of.rig.reset_done(1)
+    of.rig.die(2, exit_status=0)
+    of.rig.hello(2)
+    of.rig.transport.reply(2, Op.RESET_DONE, None)
+    of.serve()
+    assert of.rig.supervisor.spares is not None
+    assert of.rig.supervisor.spares.figures()["spares_ready"] == 1
+    assert of.rig.supervisor.statistics.recycled == 1

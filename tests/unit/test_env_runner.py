@@ -309,6 +309,28 @@ def test_a_worker_asks_without_auto_reset_too() -> None:
     assert only(harness.run(Op.STEP, 0), Op.STEPPED)[4] == AfterStep.WANTS_RECYCLING
 
 
+def leaving(harness: Any) -> list[Message]:
+    """Have an env be reset in the midst of an episode."""
+    plan = EpisodePlan(True, float("inf"), {})
+    return list(harness.run(Op.RESET, ResetRequest({}, None, None, plan, leaves=True)))
+
+
+def test_an_episode_that_is_left_is_one_of_those_after_which_a_worker_is_replaced() -> None:
+    harness = launched(step(), step(), max_episodes=2)
+    harness.run(Op.STEP, 0)
+    assert leaving(harness)[0].op == Op.RESET_DONE
+    harness.run(Op.STEP, 0)
+    assert only(leaving(harness), Op.WORN) is None
+    assert harness.env.log[-1] == ("step", 0)  # it does not reset what is to be replaced
+    assert harness.reset()[0].op == Op.RESET_DONE  # but if it is told to, its neighbours play on
+
+
+def test_a_worker_that_is_too_large_says_so_when_an_episode_is_left() -> None:
+    harness = launched(step(), max_rss_bytes=100, rss_bytes=lambda: 101)
+    harness.run(Op.STEP, 0)
+    assert only(leaving(harness), Op.WORN) is None
+
+
 def test_a_renewed_env_counts_its_own_episodes() -> None:
     harness = launched(*[step(done=True)] * 4, max_episodes=2)
     harness.run(Op.STEP, 0)
