@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 10
+#define ABI 11
 
 static PyObject *name_step, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
@@ -711,10 +711,8 @@ static int is_finite(const char *numbers, Py_ssize_t nbytes, char format) {
     return 1;
 }
 
-/* Leave what was raised to Python, which comes upon it, too: 0; -1 if it was an interrupt. */
+/* Leave what was raised here, by no code of Python, to Python, which comes upon it, too: 0. */
 static int left_to_python(void) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
     PyErr_Clear();
     return 0;
 }
@@ -726,8 +724,8 @@ static int check_text(Leaf *leaf, PyObject *text, const Py_buffer *target, Found
         return 0;
     if (text != leaf->text && (leaf->text == NULL || PyUnicode_Compare(text, leaf->text) != 0)) {
         PyObject *packed = PyObject_CallFunctionObjArgs(leaf->pack, text, NULL);
-        if (packed == NULL)
-            return left_to_python();
+        if (packed == NULL) /* by code of the space, or by a signal handler in it */
+            return -1;
         if (!PyBytes_CheckExact(packed) || PyBytes_Size(packed) > target->len) {
             Py_DECREF(packed);
             return 0;
@@ -781,6 +779,16 @@ static int check_leaf(OrdinaryStep *self, Py_ssize_t k, PyObject *value, Py_ssiz
     return 1;
 }
 
+/* Whether a dict has only keys that are found without any code of Python. */
+static int has_plain_keys(PyObject *dict) {
+    PyObject *key, *part;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(dict, &at, &key, &part))
+        if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key))
+            return 0;
+    return 1;
+}
+
 static int check_part(OrdinaryStep *self, PyObject *skeleton, PyObject *value, Py_ssize_t buffer, Found *found) {
     if (PyLong_CheckExact(skeleton)) {
         Py_ssize_t k = PyLong_AsSsize_t(skeleton);
@@ -792,9 +800,10 @@ static int check_part(OrdinaryStep *self, PyObject *skeleton, PyObject *value, P
     if (PyDict_CheckExact(skeleton)) {
         PyObject *key, *part;
         Py_ssize_t at = 0;
-        fits = PyDict_CheckExact(value) && PyDict_Size(value) == PyDict_Size(skeleton);
+        fits = PyDict_CheckExact(value) && PyDict_Size(value) == PyDict_Size(skeleton) &&
+               has_plain_keys(value) && has_plain_keys(skeleton);
         while (fits == 1 && PyDict_Next(skeleton, &at, &key, &part)) {
-            PyObject *item = PyDict_GetItemWithError(value, key); /* keys of its own kind may raise */
+            PyObject *item = PyDict_GetItemWithError(value, key);
             if (item == NULL) {
                 fits = PyErr_Occurred() ? left_to_python() : 0;
             } else {
