@@ -367,19 +367,20 @@ class BlockStepper:
 
     def _take_batch(self, posting: int) -> bool:
         """Take the steps of a batch; return whether resets follow."""
+        self._batch = block_rows, steps = self._block_rows, self._steps
+        tokens, in_c, follows = self._step_tokens, self._take_in_c, False
         rings_for_each = bool(posting & RING_EACH)  # also where it was to ring at the end anyhow
-        requests = self._read_requests()
-        tokens, rung_s, follows = self._step_tokens, monotonic() if rings_for_each else 0.0, False
+        requests, rung_s = self._read_requests(), monotonic() if rings_for_each else 0.0
         if self._column_steps:
             follows = self._take_columns(requests)
             if (tokens := self._step_tokens) == requests:
                 self.note_idle()
                 return follows
         actions = self._readers[1]()
+        if not self._block_rows:  # a signal handler has closed all of them
+            return False
         running, index, values = self._running, self._index, self._running_values
-        since = self._since if self._timed else None
-        self._batch = block_rows, steps = self._block_rows, self._steps
-        position, in_c = -1, self._take_in_c
+        since, position = self._since if self._timed else None, -1
         if in_c is not None:
             in_c.position = -1  # an interrupt may come before it is called
         try:
@@ -412,7 +413,7 @@ class BlockStepper:
 
     def _take_columns(self, requests: list[int]) -> bool:
         """Take the steps of batched envs that are taken in columns; return as `_take_batch`."""
-        follows, block_rows = False, self._block_rows  # a signal handler may close all of them
+        follows, block_rows = False, self._block_rows
         for first, end, column_steps in self._column_steps:
             before = self._step_tokens
             new, old = requests[first:end], before[first:end]
@@ -428,11 +429,15 @@ class BlockStepper:
                 self.interrupted_env_id = block_rows[first].sink.env_id
                 self._seen = _NOTHING_SEEN
                 raise
+            if not self._block_rows:  # as in `_take_batch`
+                return False
             follows = follows or bool(done)
         return follows
 
     def _take_resets(self) -> bool:
         """Have the envs be reset for which that was posted; return whether there are any."""
+        if not self._block_rows:  # as in `_take_batch`
+            return False
         requests, before = self._in_rows(self._reset_requests), self._reset_tokens
         self._reset_tokens = requests
         for block_row, token, known in zip(self._block_rows, requests, before, strict=True):
