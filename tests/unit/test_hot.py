@@ -2008,6 +2008,21 @@ def test_dicts_are_seen_by_nobody_before_all_of_them_are_made() -> None:
 
 
 @in_c
+def test_tuples_that_c_makes_have_the_hashes_of_their_items() -> None:
+    made = hot.timesteps(EnvTimestep, [3], [1.5], [2.5], {})[3]
+    assert made == EnvTimestep(1.5, 2.5, False, {})
+    with pytest.raises(TypeError, match="unhashable"):  # as its info is: it has no hash of its own
+        hash(made)
+    column = hot.columns(InfoColumn, ("a",), [1], [2], ("f",))["a"]
+    assert hash(column) == hash((1, 2))
+    replied = Replied()
+    handed, returning = replied.hand_out(), replied.holder.returning
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(handed.result)
+    assert hash(returning) == hash(tuple(returning))
+
+
+@in_c
 def test_columns_are_made_of_as_many_parts_as_there_are_keys() -> None:
     values, present = np.arange(6.0).reshape(2, 3), np.ones((2, 3), np.bool_)
     found = hot.columns(InfoColumn, ("a", "b"), values, present, (float, np.float64))
