@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ABI 10
+#define ABI 11
 
 static PyObject *name_step, *name_fields, *name_abnormal, *name_nbytes, *name_kind;
 
@@ -52,6 +52,32 @@ static void *item_of(const Py_buffer *column, Py_ssize_t index) {
         return NULL;
     }
     return (char *)column->buf + index * column->strides[0];
+}
+
+/* What allocates tuples of a type, which `tuple_by` fills; NULL: `tuple` itself makes them. From Python 3.14 on
+ * tuples keep their hash: those that were only allocated would have that of 0. */
+static allocfunc allocator_of(PyObject *type) {
+    return Py_Version >= 0x030E0000 ? NULL : (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
+}
+
+/* A tuple of this type, which takes these items over; without them, whatever becomes of it. */
+static PyObject *tuple_by(allocfunc alloc, PyObject *type, PyObject **items, Py_ssize_t count) {
+    PyObject *made = alloc == NULL ? PyTuple_New(count) : alloc((PyTypeObject *)type, count);
+    for (Py_ssize_t k = 0; k < count; k++) {
+        if (made == NULL)
+            Py_DECREF(items[k]);
+        else
+            PyTuple_SetItem(made, k, items[k]); /* nothing is made meanwhile that could look at it */
+    }
+    if (alloc != NULL || made == NULL)
+        return made;
+    PyObject *plain = made, *args = PyTuple_Pack(1, plain);
+    made = NULL;
+    if (args != NULL)
+        made = ((newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new))((PyTypeObject *)type, args, NULL);
+    Py_XDECREF(args);
+    Py_DECREF(plain);
+    return made;
 }
 
 /* -- the worker: infos that are records ------------------------------------------------------- */
@@ -711,10 +737,8 @@ static int is_finite(const char *numbers, Py_ssize_t nbytes, char format) {
     return 1;
 }
 
-/* Leave what was raised to Python, which comes upon it, too: 0; -1 if it was an interrupt. */
+/* Leave what was raised here, by no code of Python, to Python, which comes upon it, too: 0. */
 static int left_to_python(void) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
     PyErr_Clear();
     return 0;
 }
@@ -726,8 +750,8 @@ static int check_text(Leaf *leaf, PyObject *text, const Py_buffer *target, Found
         return 0;
     if (text != leaf->text && (leaf->text == NULL || PyUnicode_Compare(text, leaf->text) != 0)) {
         PyObject *packed = PyObject_CallFunctionObjArgs(leaf->pack, text, NULL);
-        if (packed == NULL)
-            return left_to_python();
+        if (packed == NULL) /* by code of the space, or by a signal handler in it */
+            return -1;
         if (!PyBytes_CheckExact(packed) || PyBytes_Size(packed) > target->len) {
             Py_DECREF(packed);
             return 0;
@@ -781,6 +805,16 @@ static int check_leaf(OrdinaryStep *self, Py_ssize_t k, PyObject *value, Py_ssiz
     return 1;
 }
 
+/* Whether a dict has only keys that are found without any code of Python. */
+static int has_plain_keys(PyObject *dict) {
+    PyObject *key, *part;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(dict, &at, &key, &part))
+        if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key))
+            return 0;
+    return 1;
+}
+
 static int check_part(OrdinaryStep *self, PyObject *skeleton, PyObject *value, Py_ssize_t buffer, Found *found) {
     if (PyLong_CheckExact(skeleton)) {
         Py_ssize_t k = PyLong_AsSsize_t(skeleton);
@@ -792,9 +826,10 @@ static int check_part(OrdinaryStep *self, PyObject *skeleton, PyObject *value, P
     if (PyDict_CheckExact(skeleton)) {
         PyObject *key, *part;
         Py_ssize_t at = 0;
-        fits = PyDict_CheckExact(value) && PyDict_Size(value) == PyDict_Size(skeleton);
+        fits = PyDict_CheckExact(value) && PyDict_Size(value) == PyDict_Size(skeleton) &&
+               has_plain_keys(value) && has_plain_keys(skeleton);
         while (fits == 1 && PyDict_Next(skeleton, &at, &key, &part)) {
-            PyObject *item = PyDict_GetItemWithError(value, key); /* keys of its own kind may raise */
+            PyObject *item = PyDict_GetItemWithError(value, key);
             if (item == NULL) {
                 fits = PyErr_Occurred() ? left_to_python() : 0;
             } else {
@@ -1588,22 +1623,14 @@ static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
     return PyBool_FromLong(were_in_run);
 }
 
-/* A tuple of this type, which takes these items over; without them, whatever becomes of it. */
+/* As `tuple_by`, of what may be no type of tuples. */
 static PyObject *tuple_of(PyObject *type, PyObject **items, Py_ssize_t count) {
-    PyObject *made = NULL;
-    if (PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)) {
-        allocfunc alloc = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
-        made = alloc((PyTypeObject *)type, count);
-    } else {
-        PyErr_SetString(PyExc_TypeError, "a type of tuples is needed");
-    }
-    for (Py_ssize_t k = 0; k < count; k++) {
-        if (made == NULL)
-            Py_DECREF(items[k]);
-        else
-            PyTuple_SetItem(made, k, items[k]); /* nothing is made meanwhile that could look at it */
-    }
-    return made;
+    if (PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type))
+        return tuple_by(allocator_of(type), type, items, count);
+    PyErr_SetString(PyExc_TypeError, "a type of tuples is needed");
+    for (Py_ssize_t k = 0; k < count; k++)
+        Py_DECREF(items[k]);
+    return NULL;
 }
 
 #define PARTS 6
@@ -1886,25 +1913,20 @@ static PyObject *columns(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_TypeError, "a type of tuples is needed");
         return NULL;
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
+    allocfunc alloc = allocator_of(type);
     PyObject *found = PyDict_New();
     for (Py_ssize_t k = 0; found != NULL && k < count; k++) {
-        PyObject *value = PySequence_GetItem(values, k);
-        PyObject *present = value == NULL ? NULL : PySequence_GetItem(presents, k);
-        /* As in `timesteps`: nothing else is made until its items are there. */
-        PyObject *column = present == NULL ? NULL : alloc((PyTypeObject *)type, 2);
-        if (column == NULL) {
-            Py_XDECREF(value);
-            Py_XDECREF(present);
+        PyObject *items[2] = {PySequence_GetItem(values, k)};
+        if (items[0] == NULL || (items[1] = PySequence_GetItem(presents, k)) == NULL) {
+            Py_XDECREF(items[0]);
             Py_CLEAR(found);
             break;
         }
-        PyTuple_SetItem(column, 0, value);
-        PyTuple_SetItem(column, 1, present);
-        if (PyObject_SetAttr(column, name_kind, PyTuple_GetItem(kinds, k)) < 0 ||
+        PyObject *column = tuple_by(alloc, type, items, 2);
+        if (column == NULL || PyObject_SetAttr(column, name_kind, PyTuple_GetItem(kinds, k)) < 0 ||
             PyDict_SetItem(found, PyTuple_GetItem(keys, k), column) < 0)
             Py_CLEAR(found);
-        Py_DECREF(column);
+        Py_XDECREF(column);
     }
     return found;
 }
@@ -1932,7 +1954,7 @@ static PyObject *timesteps(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_TypeError, "a type of tuples is needed");
         return NULL;
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
+    allocfunc alloc = allocator_of(type);
     PyObject *found = PyDict_New();
     if (found == NULL)
         return NULL;
@@ -1940,22 +1962,18 @@ static PyObject *timesteps(PyObject *module, PyObject *args) {
         PyObject *info = is_listed ? Py_XNewRef(PyList_GetItem(infos, k)) : PyDict_Copy(infos);
         if (info == NULL)
             goto failed;
-        /* From here to its last item nothing else is made: a collection would find it half done. */
-        PyObject *timestep = alloc((PyTypeObject *)type, 4);
-        if (timestep == NULL) {
+        PyObject *observation = PyList_GetItem(observations, k), *reward = PyList_GetItem(rewards, k);
+        if (observation == NULL || reward == NULL) { /* a collection may have shortened the lists */
             Py_DECREF(info);
             goto failed;
         }
-        PyTuple_SetItem(timestep, 0, Py_XNewRef(PyList_GetItem(observations, k)));
-        PyTuple_SetItem(timestep, 1, Py_XNewRef(PyList_GetItem(rewards, k)));
-        PyTuple_SetItem(timestep, 2, Py_NewRef(Py_False));
-        PyTuple_SetItem(timestep, 3, info);
-        PyObject *env_id = PyList_GetItem(env_ids, k);
-        if (PyErr_Occurred() || PyDict_SetItem(found, env_id, timestep) < 0) {
-            Py_DECREF(timestep);
+        PyObject *items[4] = {Py_NewRef(observation), Py_NewRef(reward), Py_NewRef(Py_False), info};
+        PyObject *timestep = tuple_by(alloc, type, items, 4);
+        PyObject *env_id = timestep == NULL ? NULL : PyList_GetItem(env_ids, k);
+        int is_there = env_id != NULL && PyDict_SetItem(found, env_id, timestep) == 0;
+        Py_XDECREF(timestep);
+        if (!is_there)
             goto failed;
-        }
-        Py_DECREF(timestep);
     }
     return found;
 failed:

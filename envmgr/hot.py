@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-ABI = 10
+ABI = 11
 """The version of what the two sides say to each other; `_hot.c` has the same."""
 
 PURE = "ENVMGR_PURE"

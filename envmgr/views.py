@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.core import ArrayBatch, ends_of
+from envmgr.core import ArrayBatch, GivenInfos, ends_of
 from envmgr.core.journal import CallJournal
 from envmgr.core.validate import actions_by_id, rows_by_id
 from envmgr.errors import ActionError, NothingReadyError, SpaceMismatchError
@@ -52,7 +52,7 @@ def array_batch(timesteps: Mapping[int, EnvTimestep], codec: Codec) -> ArrayBatc
         _stacked_rewards([step.reward for step in steps]),
         terminated,
         truncated,
-        tuple(step.info for step in steps),
+        GivenInfos.of(step.info for step in steps),
     )
 
 

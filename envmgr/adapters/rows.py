@@ -33,7 +33,7 @@ class PlainInfos(Sequence[dict[str, Any]]):
         if batch.abnormal:  # with what is an exception there, and a text here
             return None
         infos = batch.infos
-        if type(infos) is tuple and set(map(type, infos)) != {dict}:
+        if isinstance(infos, tuple) and set(map(type, infos)) != {dict}:
             return None
         return batch.info_columns
 

@@ -6,7 +6,7 @@ what time it is, and sends through a `Transport`.
 
 from __future__ import annotations
 
-from envmgr.core.collect import ArrayBatch, Collected, HandedOut, ReadyBatch, ends_of
+from envmgr.core.collect import ArrayBatch, Collected, GivenInfos, HandedOut, ReadyBatch, ends_of
 from envmgr.core.failures import Lost
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Next, Phase
@@ -21,6 +21,7 @@ __all__ = [
     "Collected",
     "EnvTable",
     "EpisodeRules",
+    "GivenInfos",
     "HandedOut",
     "HostGroup",
     "Hosts",

@@ -97,10 +97,10 @@ class ArrayBatch(NamedTuple):
         `values, present = batch.info_columns["x_position"]` gives (k,) or (k, *shape), zero where
         an info has no such key, and (k,) bool. Values of unlike types or shapes, texts and None
         are objects. Without `terminated` and `truncated`, which batches have by themselves. It
-        takes less than to look at all infos; whatever is done to either of them, the other stays.
+        takes less than to look at all infos; whatever is set in either of them, the other stays.
         """
         infos = self.infos
-        return infos.columns() if type(infos) is BatchInfos else columns_of(infos)
+        return infos.columns() if type(infos) is BatchInfos else columns_of(_as_given(infos))
 
     @property
     def has_infos(self) -> bool:
@@ -117,7 +117,7 @@ class ArrayBatch(NamedTuple):
         infos = self.infos
         if type(infos) is BatchInfos:
             return infos.abnormal
-        return [k for k, info in enumerate(infos) if is_abnormal(info)]
+        return [k for k, info in enumerate(_as_given(infos)) if is_abnormal(info)]
 
     @property
     def told(self) -> Sequence[int]:
@@ -129,8 +129,31 @@ class ArrayBatch(NamedTuple):
         if type(infos) is BatchInfos:
             return infos.told
         return [
-            k for k, info in enumerate(infos) if type(info) is not dict or info.keys() - OF_STEPS
+            k
+            for k, info in enumerate(_as_given(infos))
+            if type(info) is not dict or info.keys() - OF_STEPS
         ]
+
+
+class GivenInfos(tuple[Any, ...]):
+    """Infos of timesteps that were put together one by one.
+
+    Attributes:
+        as_given: the same, as they were when they were handed out.
+    """
+
+    as_given: list[Any]
+
+    @classmethod
+    def of(cls, infos: Iterable[Any]) -> GivenInfos:
+        """Return infos, with copies of them."""
+        given = cls(infos)
+        given.as_given = [info.copy() if type(info) is dict else info for info in given]
+        return given
+
+
+def _as_given(infos: Sequence[Any]) -> Sequence[Any]:
+    return infos.as_given if type(infos) is GivenInfos else infos
 
 
 def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTimestep]:
@@ -923,7 +946,10 @@ class BatchInfos(Sequence[dict[str, Any]]):
             read.odd and any(details[k][0] for k in read.odd if k in details)
         ):
             return without_ends(read.columns())
-        return columns_of(self._made())
+        infos = [_NO_INFO] * len(self) if read is None else list(read.dicts())
+        for position, (info, _) in details.items():
+            infos[position] = info
+        return columns_of(infos)
 
     def rewards(self, numbers: npt.NDArray[np.float64]) -> list[Any]:
         """Return the rewards of the same steps, as the envs gave them, given their numbers."""
@@ -957,7 +983,10 @@ class BatchInfos(Sequence[dict[str, Any]]):
 
     def _made(self) -> tuple[dict[str, Any], ...]:
         if self._infos is None:
-            self._infos = tuple(_infos_of(self._remarks))
+            remarks = self._remarks
+            if type(remarks.infos) is HandedBatch:  # which does not make them anew each time
+                self._remarks = remarks._replace(infos=remarks.infos.copy())
+            self._infos = tuple(_infos_of(remarks))
         return self._infos
 
 

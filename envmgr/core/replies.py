@@ -460,6 +460,10 @@ class HandedBatch:
             infos[position] = {}
         return infos
 
+    def copy(self) -> HandedBatch:
+        """Return one with copies of the infos, which stay as they are whatever becomes of these."""
+        return HandedBatch(list(map(dict.copy, self.dicts())), self.odd)
+
     def columns(self) -> InfoColumns:
         """Return the infos as columns."""
         return columns_of(self.dicts())

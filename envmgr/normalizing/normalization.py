@@ -18,7 +18,7 @@ from envmgr.config import ManagerConfig
 from envmgr.config.kind_sections import NormalizationSection
 from envmgr.config.schema import unknown_key
 from envmgr.core import ArrayBatch
-from envmgr.core.collect import BatchInfos
+from envmgr.core.collect import BatchInfos, GivenInfos
 from envmgr.core.journal import Fate
 from envmgr.errors import ConfigError
 from envmgr.normalizing.moments import Floats, Moments, array_like, loaded, no_moments, saved
@@ -181,7 +181,9 @@ class Normalization:
         ended = batch.terminated | batch.truncated
         told = self._take(fate, batch.env_ids, batch.obs, batch.reward, normal, ended)
         if type(infos) is not BatchInfos or not infos.are_ordinary:  # it knows rewards, too
-            infos = tuple(_with_episode(info, told.episodes.get(k)) for k, info in enumerate(infos))
+            infos = GivenInfos.of(
+                _with_episode(info, told.episodes.get(k)) for k, info in enumerate(infos)
+            )
         reward = batch.reward if told.rewards is None else told.rewards
         return batch._replace(obs=told.obs, reward=reward, infos=infos)
 

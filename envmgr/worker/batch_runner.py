@@ -235,6 +235,8 @@ class BatchRunner:
         column_steps: takes steps of all rows in columns, and keeps the buffers of their
             observations; None if nothing does.
         env: the env, while there are rows.
+        is_built: there is an env. A signal handler in its code may close all rows, and then nobody
+            wants to know what it gave.
     """
 
     is_async = False
@@ -245,7 +247,7 @@ class BatchRunner:
         self._batch = batch
         self._spec = spec
         self._context = context
-        self._is_built = False
+        self.is_built = False
         self._rows: dict[int, BatchRow] = {}
         self.steps: dict[int, RowStep] = {}
         self.resets: dict[int, RowReset] = {}
@@ -274,10 +276,10 @@ class BatchRunner:
         Raises:
             Exception: the env cannot be built.
         """
-        if not self._is_built:
+        if not self.is_built:
             self.env = self._spec()
             self.env.first_env_id = self._batch.first
-            self._is_built = True
+            self.is_built = True
         row = env_id - self._batch.first
         with self._closing_on_failure(row):
             self._rows[row] = batch_row = BatchRow(self.env, row, self.in_episode)
@@ -308,7 +310,7 @@ class BatchRunner:
         self.resets.pop(row, None)
         self._awaited = None
         self.in_episode[row] = False
-        if not self._is_built:
+        if not self.is_built:
             return
         try:
             self.env.leave(row)
@@ -317,7 +319,7 @@ class BatchRunner:
         if self._rows:
             self._schedule_resets()
             return
-        self._is_built = False
+        self.is_built = False
         try:
             adapt.close_env(self.env)
         except BaseException as error:  # as above
@@ -353,7 +355,9 @@ class BatchRunner:
 
     def _schedule_resets(self) -> None:
         """Have resets be run later, unless all that are left wait for the next step of others."""
-        if self.resets and not (self.env.begins_late and 1 in self.in_episode):
+        if not (self.resets and self.is_built):
+            return
+        if not (self.env.begins_late and 1 in self.in_episode):
             self._schedule()
 
     def _schedule(self) -> None:
@@ -381,6 +385,8 @@ class BatchRunner:
             step_results = step_rows(self.env, rows, actions)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             return self.report_exception(first, error)
+        if not self.is_built:
+            return False
         self.answer_resets_of_step()
         if self.column_steps is not None:
             self.column_steps.give_buffers_to_writers(rows)
@@ -409,7 +415,8 @@ class BatchRunner:
         inplace = [s.runner for (_, s), out in pairs if out[2] and s.runner.resets_inplace]
         if inplace:
             pairs = [(step, (copy.deepcopy(obs), *rest)) for step, (obs, *rest) in pairs]
-            self.begin_inplace(inplace)  # until then, observations may be views
+            if self.begin_inplace(inplace):  # until then, observations may be views
+                return
         for (row, (runner, sink, key, _)), step_result in pairs:
             self.in_episode[row] = not step_result[2]
             runner.take_step(sink, key, _itself, step_result)
@@ -417,7 +424,7 @@ class BatchRunner:
 
     def note_ends(self, rows: Sequence[int]) -> None:
         """Find out when the next episodes of rows begin whose step has ended theirs."""
-        if rows and self.env.begins_late:
+        if rows and self.is_built and self.env.begins_late:
             self.begins_with_next_step = self.in_episode.count(1) > len(rows)
 
     def begin_inplace(self, rows: Sequence[RowRunner], tokens: Array | None = None) -> bool:
@@ -428,7 +435,7 @@ class BatchRunner:
             tokens: of the steps of all rows, if they are answered in columns.
 
         Returns:
-            Whether that was answered, too.
+            Whether that was answered, too, or nobody wants an answer any more.
         """
         each, params = [row.env.row for row in rows], [row.plan.params for row in rows]
         if tokens is not None and False not in map(_is_plain, rows):
@@ -465,7 +472,8 @@ class BatchRunner:
                 return
         elif due := {row: reset for row, reset in resets.items() if reset.env.first is None}:
             seeds = [reset.env.seeds.due() for reset in due.values()]
-            self._begin(list(due), seeds, [reset.params for reset in due.values()])
+            if self._begin(list(due), seeds, [reset.params for reset in due.values()]):
+                return
         for reset in resets.values():
             reset.answer()
 
@@ -502,7 +510,7 @@ class BatchRunner:
             tokens: of all rows; None: of their newest steps.
 
         Returns:
-            Whether it has.
+            Whether it has, or nobody wants an answer any more.
         """
         observations, began = None, monotonic()
         begun: Sequence[First | BaseException] = ()
@@ -515,6 +523,8 @@ class BatchRunner:
         except BaseException as error:  # it is raised again, and reported, for each row
             reraise_interrupt(error, self._context.settings)
             begun = [error] * len(rows)
+        if not self.is_built:
+            return True
         if (timer := self._context.reset_timer) is not None:
             for row in rows:
                 timer.note_reset(self._rows[row], monotonic() - began)
@@ -757,6 +767,8 @@ class ColumnSteps:
             result = self._step_env(batch.env, rows, actions, mask)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             return batch.report_exception(self._row_step(first, tokens), error)
+        if not batch.is_built:
+            return False
         if batch.resets:
             batch.answer_resets_of_step()
         if type(result) is StepColumns:  # `isinstance` asks longer
@@ -986,7 +998,7 @@ class AsyncBatchRunner(BatchRunner):
         if row in self._under_way:
             self._under_way[row] = None
         super().close_row(row)
-        if not self._is_built:
+        if not self.is_built:
             self._under_way.clear()
 
     def submit_step(self, row: int, step: RowStep) -> bool:
@@ -1003,7 +1015,7 @@ class AsyncBatchRunner(BatchRunner):
 
     def _run(self) -> None:
         self.is_scheduled = False
-        if self._is_built:
+        if self.is_built:
             if not self._begin_submitted() and self._can_receive:
                 self._receive()
                 self._begin_submitted()
@@ -1050,6 +1062,8 @@ class AsyncBatchRunner(BatchRunner):
         return self._begin_resets() or bool(steps)
 
     def _begin_resets(self) -> bool:
+        if not self.is_built:
+            return False
         free = {row: reset for row, reset in self.resets.items() if row not in self._under_way}
         seeds = {row: reset.env.seeds.due() for row, reset in free.items()}
         asked = {row: seeds[row] for row, reset in free.items() if reset.is_requested}
@@ -1088,6 +1102,8 @@ class AsyncBatchRunner(BatchRunner):
             if missing > 0:
                 self._async_env.fill(self._idle_rows()[:missing])
             received, result = self._async_env.receive()
+            if not self.is_built:
+                return
             rows = self._checked_rows(received)
             step_results = step_results_of(self.env, result, len(rows))
         except BaseException as error:  # as above

@@ -54,23 +54,31 @@ class ActionReader:
     Args:
         block: the columns.
         rows: which.
-        takes_any_number: their envs convert actions that are numbers in any case.
+        takes_any_number: of each, whether its env converts actions that are numbers in any case.
         kind: which kind of actions they take.
     """
 
-    def __init__(self, block: Block, rows: list[int], *, takes_any_number: bool, kind: int) -> None:
+    def __init__(
+        self, block: Block, rows: list[int], *, takes_any_number: list[bool], kind: int
+    ) -> None:
         layout = block.plan.layouts[kind]
         first, end = rows[0], rows[-1] + 1
         self._positions = None if end - first == len(rows) else [row - first for row in rows]
         self._columns = [column[first:end] for column in block.actions_of[kind]]
-        self._forms = None if takes_any_number else block.kinds[first:end]
+        self._forms = block.kinds[first:end]
+        # Others get Python's numbers, whatever was sent: C steps what is inside of what converts.
+        self._as_sent = [
+            row - first
+            for row, any_number in zip(rows, takes_any_number, strict=True)
+            if not any_number
+        ]
         self._layout = layout
         self._is_number = type(layout.skeleton) is int and layout.leaves[0].is_number
 
     @property
     def readers(self) -> tuple[Any, Callable[[], list[Any]]]:
         """The actions as Python's numbers, one by one, or None; and all of them, as `read`."""
-        if self._is_number and self._forms is None and self._positions is None:
+        if self._is_number and not self._as_sent and self._positions is None:
             (column,) = self._columns
             return items(column), column.tolist
         return None, self.read
@@ -91,13 +99,14 @@ class ActionReader:
     def _numbers(self) -> list[Any]:
         (column,) = self._columns
         numbers: list[Any] = column.tolist()
-        if self._forms is None:
+        if not self._as_sent:
             return numbers
         forms = self._forms.tobytes()
-        if not any(forms):  # all of them are Python's
-            return numbers
-        dtype = column.dtype
-        return [in_form(number, form, dtype) for number, form in zip(numbers, forms, strict=True)]
+        if any(forms):  # else all of them are Python's
+            dtype = column.dtype
+            for k in self._as_sent:
+                numbers[k] = in_form(numbers[k], forms[k], dtype)
+        return numbers
 
 
 class MixedActionReader:
@@ -111,14 +120,15 @@ class MixedActionReader:
     """
 
     def __init__(
-        self, block: Block, rows: list[int], kinds: list[int], *, takes_any_number: bool
+        self, block: Block, rows: list[int], kinds: list[int], *, takes_any_number: list[bool]
     ) -> None:
         self._count = len(rows)
         self._parts: list[tuple[list[int], ActionReader]] = []
         for kind in set(kinds):
             positions = [k for k in range(len(rows)) if kinds[k] == kind]
             of_kind = [rows[k] for k in positions]
-            reader = ActionReader(block, of_kind, takes_any_number=takes_any_number, kind=kind)
+            takes_any = [takes_any_number[k] for k in positions]
+            reader = ActionReader(block, of_kind, takes_any_number=takes_any, kind=kind)
             self._parts.append((positions, reader))
 
     @property
@@ -256,7 +266,7 @@ class BlockStepper:
             if self._is_dense
             else partial(self._in_rows, self._requests)
         )
-        takes_any = all(block_row.takes_any_number for block_row in block_rows)
+        takes_any = [block_row.takes_any_number for block_row in block_rows]
         block, kinds = block_rows[0].sink.block, [one.action_kind for one in block_rows]
         actions: ActionReader | MixedActionReader
         if len(set(kinds)) == 1:
@@ -357,19 +367,20 @@ class BlockStepper:
 
     def _take_batch(self, posting: int) -> bool:
         """Take the steps of a batch; return whether resets follow."""
+        self._batch = block_rows, steps = self._block_rows, self._steps
+        tokens, in_c, follows = self._step_tokens, self._take_in_c, False
         rings_for_each = bool(posting & RING_EACH)  # also where it was to ring at the end anyhow
-        requests = self._read_requests()
-        tokens, rung_s, follows = self._step_tokens, monotonic() if rings_for_each else 0.0, False
+        requests, rung_s = self._read_requests(), monotonic() if rings_for_each else 0.0
         if self._column_steps:
             follows = self._take_columns(requests)
             if (tokens := self._step_tokens) == requests:
                 self.note_idle()
                 return follows
         actions = self._readers[1]()
+        if not self._block_rows:  # a signal handler has closed all of them
+            return False
         running, index, values = self._running, self._index, self._running_values
-        since = self._since if self._timed else None
-        self._batch = block_rows, steps = self._block_rows, self._steps
-        position, in_c = -1, self._take_in_c
+        since, position = self._since if self._timed else None, -1
         if in_c is not None:
             in_c.position = -1  # an interrupt may come before it is called
         try:
@@ -402,7 +413,7 @@ class BlockStepper:
 
     def _take_columns(self, requests: list[int]) -> bool:
         """Take the steps of batched envs that are taken in columns; return as `_take_batch`."""
-        follows, block_rows = False, self._block_rows  # a signal handler may close all of them
+        follows, block_rows = False, self._block_rows
         for first, end, column_steps in self._column_steps:
             before = self._step_tokens
             new, old = requests[first:end], before[first:end]
@@ -418,11 +429,15 @@ class BlockStepper:
                 self.interrupted_env_id = block_rows[first].sink.env_id
                 self._seen = _NOTHING_SEEN
                 raise
+            if not self._block_rows:  # as in `_take_batch`
+                return False
             follows = follows or bool(done)
         return follows
 
     def _take_resets(self) -> bool:
         """Have the envs be reset for which that was posted; return whether there are any."""
+        if not self._block_rows:  # as in `_take_batch`
+            return False
         requests, before = self._in_rows(self._reset_requests), self._reset_tokens
         self._reset_tokens = requests
         for block_row, token, known in zip(self._block_rows, requests, before, strict=True):

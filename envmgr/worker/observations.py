@@ -53,8 +53,8 @@ class PlacedLeaf(NamedTuple):
     Attributes:
         tests_finite: its numbers have to be finite.
         number: the type of numpy's numbers that it may be, besides arrays; None: it is no number.
-        pack: returns the bytes to write for a text, or None if it has no room; raises if it does
-            not fit. None of what is no text.
+        pack: returns the bytes to write for a text, or None if it does not fit or has no room;
+            raises what code of the space raises. None of what is no text.
     """
 
     tests_finite: bool
@@ -172,7 +172,10 @@ class ObservationWriter:
 
         def pack(text: Any) -> bytes | None:
             if leaf.check is not None:
-                leaf.check(text, leaf.path)
+                try:
+                    leaf.check(text, leaf.path)
+                except ValueMismatchError:  # raised anew by `write`
+                    return None
             return placed.packed(text)
 
         return PlacedLeaf(False, None, pack)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from envmgr import create_env_manager
 from envmgr.env import BatchedEnvSpec
-from envmgr.errors import ConfigError, EnvAttributeError, EnvNotReadyError
+from envmgr.errors import ConfigError, EnvAttributeError, EnvNotReadyError, ManagerClosedError
 from tests.batched import Do, ScriptedBatch
 from tests.contract.harness import (
     ALL_BLOCK,
@@ -129,6 +130,28 @@ def test_ctrl_c_inline_takes_the_batch_that_it_came_into() -> None:
         ready(manager)
         assert len(step(manager, *[1] * ENV_NUM)) == ENV_NUM
         assert manager.stats()["renewals"] == SIZE
+
+
+@over(INLINE, INLINE._replace(shared_memory=False))
+@pytest.mark.parametrize("action", [1, Do.END])
+def test_who_closes_in_a_handler_is_told_by_the_step_that_it_came_into(
+    setup: Setup, action: int
+) -> None:
+    class Signalling(ScriptedBatch):
+        def step(self, rows: Any, actions: Any) -> Any:
+            if Do.END in actions or 2 in actions:
+                signal.raise_signal(signal.SIGUSR1)
+            return super().step(rows, actions)
+
+    spec = BatchedEnvSpec(partial(Signalling, SIZE), SIZE, partial_steps=False)
+    with create_env_manager(setup.cfg, env_fn=[spec] * ENV_NUM) as manager:
+        step(manager, *[1] * ENV_NUM)
+        before = signal.signal(signal.SIGUSR1, lambda *_: manager.close())
+        try:
+            with pytest.raises(ManagerClosedError):
+                manager.step(dict(enumerate([2, *[action] * (ENV_NUM - 1)])))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize(

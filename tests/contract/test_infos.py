@@ -14,6 +14,7 @@ import pytest
 
 from envmgr import create_env_manager
 from envmgr.collect import EpisodeCollector, RolloutCollector
+from envmgr.core import ArrayBatch
 from envmgr.core.replies import BlockReplies
 from envmgr.errors import ConfigError
 from envmgr.wire.block import block_is_possible
@@ -205,6 +206,40 @@ def test_an_env_may_use_the_same_dict_again(name: str) -> None:
     with create_env_manager(config, env_fn=[partial(Counting, 0)] * 2) as manager:
         seen = [manager.step({0: 0, 1: 0}) for _ in range(KNOWN)]
     assert [steps[1].info["x"] for steps in seen] == [1.5 * k for k in range(1, KNOWN + 1)]
+
+
+def _said_of(batch: ArrayBatch) -> Any:
+    """Return what a batch says of its infos, but for exceptions, which are different objects."""
+    columns = batch.info_columns
+    columns.pop("error", None)
+    return columns, list(batch.told), list(batch.abnormal), batch.has_infos
+
+
+@pytest.mark.parametrize("name", ["base", "subprocess", "in place"])
+@pytest.mark.parametrize("odd", [None, *ODD])
+def test_what_is_done_to_infos_is_not_done_to_their_columns(name: str, odd: str | None) -> None:
+    config = {"base": {"type": "base"}, **CONFIGS}[name] | {"max_failures": 99}
+    said: list[list[Any]] = [[], []]
+    for before, after in ((said[0], None), (None, said[1])):
+        envs = [partial(Telling, 0, {} if odd is None else {KNOWN: ODD[odd]})]
+        envs += [partial(Telling, i) for i in range(1, N)]
+        with create_env_manager(config, env_fn=envs) as manager:
+            for _ in range(KNOWN + 1):
+                ids = list(range(N))
+                manager.ready_arrays(ids)
+                manager.send_arrays(ids, np.zeros(N, np.int64))
+                batch = manager.recv_arrays()
+                if before is not None:
+                    before.append(_said_of(batch))
+                for info in batch.infos:
+                    info.clear()
+                    info["other"] = 1
+                if after is not None:
+                    batch.info_columns.clear()
+                    after.append(_said_of(batch))
+                assert list(batch.infos) == [{"other": 1}] * N
+    for k, (one, other) in enumerate(zip(*said, strict=True)):
+        assert same_values(one, other), (k, one, other)
 
 
 def test_that_envs_have_no_form_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

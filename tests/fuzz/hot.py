@@ -564,6 +564,9 @@ def result_of(rng: random.Random, space: Any, usual: dict[str, Any], *, gives_fi
 
 # -- workers ----------------------------------------------------------------------------------
 
+LAST_FORM = 27
+"""Of those in which actions that are numbers are sent; see `spaces.columns.in_form`."""
+
 OVERLAPPING = np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 2]})
 """One of those dtypes whose arrays have no buffer."""
 
@@ -646,10 +649,12 @@ class FiveEnv(_Steps, gymnasium.Env):  # type: ignore[type-arg]
         return self.first, {}
 
 
-def _worker(rng: random.Random) -> tuple[BlockRig, Any, bool, bool]:
-    space, gives_five = rng.choice(OBSERVATIONS), rng.random() < 0.5
+def _worker(rng: random.Random) -> tuple[BlockRig, Any, list[bool], bool]:
+    space, gives_five = rng.choice(OBSERVATIONS), [rng.random() < 0.5] * 3
+    if rng.random() < 0.3:  # of both kinds
+        gives_five = [rng.random() < 0.5 for _ in gives_five]
     timed = rng.random() < 0.3
-    kind = FiveEnv if gives_five else FourEnv
+    kinds = iter([FiveEnv if one else FourEnv for one in gives_five])
     strict = rng.random() < 0.3
     refuses = rng.random() < 0.5
     rules = ObservationRules(strict_dtype=strict, refuse_non_finite=rng.random() < 0.5)
@@ -657,7 +662,7 @@ def _worker(rng: random.Random) -> tuple[BlockRig, Any, bool, bool]:
     rig = BlockRig(
         3,
         observations=space,
-        env_class=lambda: kind(space),
+        env_class=lambda: next(kinds)(space),
         timed=timed,
         plan=plan,
         rules=rules,
@@ -715,13 +720,15 @@ def worker_cases(seed: int, count: int, seen: Counter[str]) -> int:
                 rig.host.handle(Message(Op.INFO_FORMS, -1, 0, 0, [(1, form.fields)]))
             form = None
         chosen = [i for i in range(3) if rng.random() < 0.8] or [0]
-        makes = {i: result_of(rng, space, usual, gives_five=gives_five) for i in chosen}
+        makes = {i: result_of(rng, space, usual, gives_five=gives_five[i]) for i in chosen}
         action, ring = rng.randrange(100), rng.choice((RING_EACH, RING_ONCE, RING_LAST))
+        forms = [rng.randrange(LAST_FORM + 1) if rng.random() < 0.3 else 0 for _ in range(3)]
         raised, states = [], []
         before = [int(in_c.block.replies[i]) for i in chosen]
         for rig in (in_c, python):
             for i, make in makes.items():
                 rig.envs[i].gives[:] = [make()]
+            rig.block.kinds[:] = forms
             rig.post(*chosen, action=action, ring=ring)
             error = None
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from envmgr.wire.block import (
     BUFFER_BITS,
     DONE,
     HAS_INFO,
+    RESETS_ASKED,
     RING_ONCE,
     Block,
     BlockPlan,
@@ -47,7 +49,7 @@ both_routes = pytest.mark.parametrize("in_block", [False, True], ids=["message",
 
 
 class Rig:
-    """A host of one batched env, built and reset; the test is the parent."""
+    """A host of one batched env, or some, built and reset; the test is the parent."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Rig:
         plan: EpisodePlan = PLAN,
         build: Callable[[int], Any] = ScriptedBatch,
         measures: bool = False,
+        n_batches: int = 1,
         **settings: Any,
     ) -> None:
         self.size, self.in_block, self.plan = size, in_block, plan
@@ -74,7 +77,8 @@ class Rig:
         self.posted = block_stepper(0, lambda: None, timed=False, measures=measures)
         self.built: list[Any] = []
         self.sent: list[Message] = []
-        spec = BatchedEnvSpec(lambda: self._build(build), size, partial_steps)
+        each = size // n_batches
+        spec = BatchedEnvSpec(lambda: self._build(build, each), each, partial_steps)
         self.host = Host(
             dict.fromkeys(range(size), spec),
             HostSettings(batches=batches_of([spec] * size), **settings),
@@ -91,8 +95,8 @@ class Rig:
             self.reset(*range(size))
             self.env.log.clear()
 
-    def _build(self, build: Callable[[int], Any]) -> Any:
-        self.built.append(build(self.size))
+    def _build(self, build: Callable[[int], Any], size: int) -> Any:
+        self.built.append(build(size))
         return self.built[-1]
 
     @property
@@ -122,7 +126,7 @@ class Rig:
             given = None if seed is None else seed + i
             self.ask(Op.RESET, i, ResetRequest({"x": i}, given, dynamic_seed, self.plan))
 
-    def step(self, actions: dict[int, int]) -> list[tuple[int, Op]]:
+    def step(self, actions: dict[int, int], ring: int = RING_ONCE) -> list[tuple[int, Op]]:
         """Have rows take steps; return what was said of which at once, in the block too."""
         self.sent.clear()
         if not self.in_block:
@@ -134,7 +138,7 @@ class Rig:
             self.block.actions[0][env_id] = action
             token = token_of(self.generations[env_id], self.request_id)
             self.block.requests[env_id] = token
-        self.block.posted[0] = posting_of(self.request_id, RING_ONCE)
+        self.block.posted[0] = posting_of(self.request_id, ring)
         self.follows = self.posted.take_posted()
         newest = [token_of(generation, self.request_id) for generation in self.generations]
         replied = np.flatnonzero(self.block.replies == newest).tolist()
@@ -773,6 +777,64 @@ def test_who_was_interrupted_is_known_though_a_handler_has_closed_all() -> None:
     assert rig.posted.interrupted_env_id == 0
 
 
+@pytest.mark.parametrize("method", ["step", "reset"])
+@pytest.mark.parametrize("n_batches", [1, 2])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("build", [ScriptedBatch, Silent])
+@both_routes
+def test_a_handler_that_closes_all_in_the_code_of_an_env_is_no_failure(
+    in_block: bool, build: Any, inplace: bool, n_batches: int, method: str
+) -> None:
+    for measures, action, ring in itertools.product(
+        (False, True), (1, Do.END), (RING_ONCE, RING_ONCE | RESETS_ASKED)
+    ):
+        rig = Rig(
+            4,
+            in_block=in_block,
+            build=build,
+            plan=UNTOLD._replace(inplace=inplace),
+            n_batches=n_batches,
+            measures=measures,
+        )
+        logs: list[Any] = []
+
+        def close(run: Any, rig: Rig = rig, logs: list[Any] = logs) -> Callable[..., Any]:
+            def runs(*args: Any) -> Any:
+                result = run(*args)
+                rig.host.close()
+                logs.append([list(env.log) for env in rig.built])
+                return result
+
+            return runs
+
+        for _ in range(2):  # how an episode ends is known from the first end on
+            rig.step(dict.fromkeys(range(4), Do.END))
+            rig.later()
+        for env in rig.built:
+            setattr(env, method, close(getattr(env, method)))
+        rig.step({0: action, 1: 1, 2: action, 3: 1}, ring)
+        while rig.host.pending_resets:
+            rig.host.run_resets(1)  # as where envs run in the caller: only there are handlers run
+        if method == "step" or action == Do.END:
+            assert [[env.log for env in rig.built]] == logs, "one is run after it was closed"
+            assert [env.closed for env in rig.built] == [1] * n_batches
+            assert not rig.posted.has_rows
+
+
+def test_a_reset_by_hand_of_an_env_that_a_handler_closes_is_no_failure() -> None:
+    rig = Rig(2, in_block=False)
+    reset = rig.env.reset
+
+    def close(*args: Any) -> Any:
+        result = reset(*args)
+        rig.host.close()
+        return result
+
+    rig.env.reset = close  # type: ignore[method-assign]
+    assert rig.reset(0, 1) == []
+    assert (len(rig.env.log), rig.env.closed) == (1, 1)
+
+
 def test_steps_and_resets_in_columns_ask_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(4, build=Silent, plan=UNTOLD)
     end = {0: 1, 1: Do.END, 2: 1, 3: 1}
@@ -1033,3 +1095,21 @@ def test_a_row_that_is_closed_is_not_answered() -> None:
     for env_id in (1, 2, 3):
         rig.ask(Op.RELEASE, env_id)
     assert rig.said() == []
+
+
+@pytest.mark.parametrize("method", ["send", "begin", "receive"])
+def test_a_handler_that_closes_all_in_an_asynchronous_batch_is_no_failure(method: str) -> None:
+    rig = AsyncRig()
+    run = getattr(rig.env, method)
+
+    def close(*args: Any) -> Any:
+        result = run(*args)
+        rig.host.close()
+        return result
+
+    setattr(rig.env, method, close)
+    rig.step({0: 1, 1: 1})
+    rig.reset(2, 3)
+    while rig.host.pending_resets:
+        rig.said()
+    assert rig.env.log[-1][0] == method, "it is run after it was closed"

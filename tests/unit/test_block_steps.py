@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from envmgr.spaces.columns import NUMBERS_IN_ARRAYS, NUMPY_VALUES, PYTHON_NUMBERS
 from envmgr.wire.block import (
     AFTER_SHIFT,
     BUFFER_BITS,
@@ -18,7 +19,8 @@ from envmgr.wire.block import (
     token_of,
 )
 from envmgr.wire.messages import AfterStep, Message, Op, ResetRequest
-from tests.unit.host_rigs import PLAN
+from tests.fuzz.hot import FiveEnv, FourEnv
+from tests.unit.host_rigs import OBS, PLAN
 from tests.unit.host_rigs import BlockRig as Rig
 from tests.unit.host_rigs import block_step as step
 
@@ -301,3 +303,25 @@ def test_who_is_interrupted_in_a_batch_is_known_and_the_others_take_their_steps_
     rig.posted.take_posted()
     assert [env.log for env in rig.envs.values()] == [[7], [7], [7]]
     assert [rig.has_replied(i) for i in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_each_env_of_a_host_gets_actions_as_it_takes_them(n: int) -> None:
+    kinds = iter([FiveEnv, FourEnv] * n)
+    rig = Rig(n, env_class=lambda: next(kinds)(OBS))
+    if n == 4:  # the rows that are left do not lie side by side
+        rig.ask(1, Op.RELEASE)
+    for action, form in enumerate((PYTHON_NUMBERS, NUMPY_VALUES, NUMBERS_IN_ARRAYS)):
+        rig.block.kinds[:] = form
+        for env in rig.envs.values():
+            is_of_gymnasium = isinstance(env, FiveEnv)
+            obs = np.zeros(2, np.float32)
+            env.gives.append((obs, 0.0, False, False, {}) if is_of_gymnasium else step(obs))
+        rig.post(*range(n), action=action)
+        rig.run()
+    logs = [repr(env.log) for env in rig.envs.values()]
+    taken = ["[0, 1, 2]", "[0, np.int64(1), array([2])]"]
+    expected = taken * (n // 2)
+    if n == 4:
+        expected[1] = "[]"
+    assert logs == expected

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import os
 import shutil
+import signal
 import struct
 import sys
 import sysconfig
@@ -25,7 +26,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Text
 
 import envmgr.hot
 from envmgr import EnvTimestep
@@ -51,6 +52,7 @@ from tests.fuzz.hot import (
     FourEnv,
     OddFields,
     OddOtherKey,
+    TextKind,
     compare,
     fuzz,
     plain,
@@ -648,7 +650,7 @@ class Parts(Columns):
         raised = {"bad": ValueError, "stop": KeyboardInterrupt}.get(text)
         if raised is not None:
             raise raised(text)
-        others = {"long": None, "huge": bytes(13), "odd": bytearray(2)}
+        others = {"other": None, "huge": bytes(13), "odd": bytearray(2)}
         return others.get(text, text.encode())
 
     def written(self) -> list[Any]:
@@ -664,6 +666,16 @@ def nested(image: Any = IMAGE, n: Any = 7, text: Any = "abc") -> Any:
 
 class KindOfDict(dict):  # type: ignore[type-arg]
     """A dict of a kind of its own."""
+
+
+class OddKey(str):
+    """A key whose comparison raises, and that is where the one looked for would be."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise KeyboardInterrupt
 
 
 IN_PARTS: list[tuple[Any, bool]] = [
@@ -686,14 +698,15 @@ IN_PARTS: list[tuple[Any, bool]] = [
     (nested(image=IMAGE.ravel()), False),
     (nested(text=b"abc"), False),
     (nested(text=np.str_("abc")), False),
-    (nested(text="bad"), False),
-    (nested(text="long"), False),
+    (nested(text="other"), False),
     (nested(text="huge"), False),
     (nested(text="odd"), False),
     ({"image": IMAGE}, False),
     ({"image": IMAGE, "other": (7, {"text": "abc"})}, False),
     ({**nested(), "other": 1}, False),
     (KindOfDict(nested()), False),
+    ({TextKind("image"): IMAGE, "more": (7, {"text": "abc"})}, False),
+    ({"image": IMAGE, "more": (7, {OddKey("text"): "abc"})}, False),
     ({"image": IMAGE, "more": (7,)}, False),
     ({"image": IMAGE, "more": (7, {"text": "abc"}, 1)}, False),
     ({"image": IMAGE, "more": Point(7, {"text": "abc"}, 1, 1)}, False),
@@ -724,12 +737,59 @@ def test_observations_of_several_parts_are_written_whole_or_left_to_python() -> 
             buffer = 1 - buffer
         assert columns.written() == before
         assert columns.step_buffer[0] == buffer
-    columns.env.gives = (nested(text="stop"), 1.5, False, False, {})
-    columns.calls.clear()
-    step(99, 1)
-    ((name, (token, error)),) = columns.calls
-    assert (name, token, type(error)) == ("failed", 99, KeyboardInterrupt)
-    assert columns.written() == before
+    for text, kind in (("stop", KeyboardInterrupt), ("bad", ValueError)):  # perhaps by a handler
+        columns.env.gives = (nested(text=text), 1.5, False, False, {})
+        columns.calls.clear()
+        step(99, 1)
+        ((name, (token, error)),) = columns.calls
+        assert (name, token, type(error)) == ("failed", 99, kind)
+        assert columns.written() == before
+
+
+class _Alarm(Exception):
+    """What the user's signal handler raises."""
+
+
+@pytest.mark.parametrize("is_pure", [False, True])
+def test_what_a_handler_raises_while_a_text_is_looked_at_passes_through(is_pure: bool) -> None:
+    rung: list[Any] = []
+
+    def alarm(signum: int, frame: Any) -> None:
+        rung.append(signum)
+        raise _Alarm
+
+    class Asking(Text):
+        def contains(self, x: Any) -> bool:
+            if x == "now" and not rung:  # and who asks again is told that it is in it
+                signal.raise_signal(signal.SIGUSR1)
+            if x == "odd":
+                raise LookupError("by the space itself")
+            return bool(x != "none")
+
+    handler = signal.signal(signal.SIGUSR1, alarm)
+    try:
+        with without_c(*(env_runner, block_steps) if is_pure else ()):
+            space = Asking(9)
+            rig = BlockRig(
+                2,
+                propagate=(KeyboardInterrupt,),
+                observations=space,
+                env_class=lambda: FourEnv(space),
+            )
+            for text, told in (("a", []), ("none", [(0, Op.FAILED)]), ("odd", [(0, Op.FAILED)])):
+                rig.envs[0].gives.append(block_step(text))
+                rig.post(0)
+                assert rig.run() == told
+            rig.envs[0].gives.append(block_step("now"))
+            rig.envs[1].gives.append(block_step("a"))
+            rig.post(0, 1)
+            with pytest.raises(_Alarm):
+                rig.run()
+            assert (rig.has_replied(0), rig.posted.interrupted_env_id) == (False, 0)
+            assert rig.run() == []
+            assert (rig.has_replied(0), rig.has_replied(1)) == (False, True)
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
 
 
 @in_c
@@ -1945,6 +2005,21 @@ def test_dicts_are_seen_by_nobody_before_all_of_them_are_made() -> None:
     assert len(half_empty) == 0  # not `== []`: that would show what is not there
     assert found == [{"a": 1}] * count
     assert gc.is_tracked(found)
+
+
+@in_c
+def test_tuples_that_c_makes_have_the_hashes_of_their_items() -> None:
+    made = hot.timesteps(EnvTimestep, [3], [1.5], [2.5], {})[3]
+    assert made == EnvTimestep(1.5, 2.5, False, {})
+    with pytest.raises(TypeError, match="unhashable"):  # as its info is: it has no hash of its own
+        hash(made)
+    column = hot.columns(InfoColumn, ("a",), [1], [2], ("f",))["a"]
+    assert hash(column) == hash((1, 2))
+    replied = Replied()
+    handed, returning = replied.hand_out(), replied.holder.returning
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(handed.result)
+    assert hash(returning) == hash(tuple(returning))
 
 
 @in_c

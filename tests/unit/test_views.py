@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
+from envmgr.adapters.rows import PlainInfos
 from envmgr.errors import (
     ActionError,
     MissingDependencyError,
@@ -68,6 +69,15 @@ def test_observations_without_layout_become_objects() -> None:
     batch = array_batch({0: step("abc"), 1: step("d")}, codec_of(Text(5)))
     assert batch.obs.dtype == object
     assert list(batch.obs) == ["abc", "d"]
+
+
+def test_infos_that_are_no_dicts_are_no_columns_of_a_trainer() -> None:
+    def columns(*infos: Any) -> Any:
+        steps = [EnvTimestep(np.zeros(2, np.float32), 1.0, False, info) for info in infos]
+        return PlainInfos(array_batch(dict(enumerate(steps)), codec_of(FLOATS))).columns
+
+    assert list(columns({"a": 1}, {"a": 2})["a"].values) == [1, 2]
+    assert columns({"a": 1}, [{"a": 2}]) is None
 
 
 def test_an_empty_batch() -> None:
