@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import fnmatch
 import functools
@@ -139,6 +140,12 @@ def kill_own_group() -> None:
     os._exit(1)
 
 
+_CLOSED = (
+    "envmgr: this worker has lost its connection: code of an env has closed a file descriptor that "
+    "is not its own"
+)
+
+
 def run_worker(
     channel: Channel,
     fds: tuple[int, ...],
@@ -188,7 +195,10 @@ def run_worker(
         if report_fd is not None:
             report_imports(report_fd, known)
         serve(host, stepper, inbox)
-    except ChannelClosedError:  # the parent is gone, or has let go of this worker
+    except ChannelClosedError as error:  # the parent is gone, or has let go of this worker
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EBADF:
+            print(_CLOSED, file=sys.stderr, flush=True)
+            return 1  # the parent is there, and no signal has ended it
         flush_streams()
         kill_own_group()  # nobody may be there any more who ends what it has started
     return 0

@@ -564,7 +564,7 @@ def test_public_names_that_the_class_lacks_are_not_set(
     assert manager.label == ["env-0", "env-1"]
     manager._own = 1
     manager.step = manager.step  # what the class has may be replaced in a manager, as tests do
-    assert WithACounter([ScriptedEnv], {}).counter == 0
+    assert WithACounter([partial(ScriptedEnv, 0, "")], {}).counter == 0
     ready_all(manager)
     assigned: list[str] = []
     monkeypatch.setattr(

@@ -534,7 +534,7 @@ def test_calls_and_attributes_are_about_a_row() -> None:
     rig.ask(Op.SET_ATTR, 0, ("size", 3))
     rig.ask(Op.CALL, 0, ("render", ()))
     results = [message.payload for message in rig.sent]
-    assert results[:2] == [[1, 8], None]
+    assert results[:2] == [[1, 8], False]
     assert (results[2].value, results[3].is_method) == ("red", True)
     assert "rows share one object" in results[4].message
     assert "cannot render" in results[5].message
