@@ -292,8 +292,6 @@ def go_over_the_schema(folder: Path) -> dict[str, Any]:
         kind = "gym_vector" if key.startswith("manager.gym_vector") else "subprocess"
         for value in let_through.get(key, ())[:2]:
             launch({key: value}, may_fail=True, type=kind)
-    spawned = {"vectorization_mode": "async", "vector_kwargs": {"context": "spawn"}}
-    launch({"manager.gym_vector": spawned}, may_fail=False, type="gym_vector")
     Path("config.yaml").write_text(yaml.safe_dump(config_with({})))
     for words in STARTERS:
         code, said = commanded(*words)
