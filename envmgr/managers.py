@@ -7,13 +7,10 @@ SyncSubprocessEnvManager is an AsyncSubprocessEnvManager is a BaseEnvManager.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typing_extensions import Never
-
 from envmgr.config import ManagerConfig
-from envmgr.config.schema import checks_of
 from envmgr.core.spares import all_factories
 from envmgr.errors import ConfigError
 from envmgr.launch import (
@@ -27,7 +24,6 @@ from envmgr.manager import EnvManager
 from envmgr.optional_packages import own_part
 from envmgr.pools import rows_of_pool
 from envmgr.registry import ENV_MANAGER_REGISTRY
-from envmgr.spaces.reading import short_text
 from envmgr.transport.base import Transport
 from envmgr.transport.inline import InlineTransport
 from envmgr.transport.process.preflight import refuse_too_many_workers
@@ -41,22 +37,6 @@ from envmgr.vectorized import rows_of_vector_env
 from envmgr.views import DictView, TreeView
 
 
-def _refuse_keys_of_config(given: Mapping[str, object]) -> None:
-    """Refuse arguments that no manager has, and say where keys of the config go.
-
-    Raises:
-        ConfigError: one is such a key.
-        TypeError: it is not.
-    """
-    for name, value in given.items():
-        if name not in checks_of(ManagerConfig):
-            raise TypeError(f"a manager has no argument {name!r}")
-        raise ConfigError(
-            f"{name} is a key of the config, no argument of a manager: "
-            f"create_env_manager({{..., {name!r}: {short_text(value)}}}, env_fn=...)"
-        )
-
-
 @ENV_MANAGER_REGISTRY.register("base")
 class BaseEnvManager(EnvManager):
     """Envs in the caller's own thread, one after another; for debugging and for cheap envs.
@@ -66,25 +46,6 @@ class BaseEnvManager(EnvManager):
 
     preset: ClassVar[Mapping[str, Any]] = {"type": "base", "wait_num": math.inf}
     _transport_cls: ClassVar[type[Transport]] = InlineTransport
-
-    def __init__(
-        self,
-        env_fn: Sequence[EnvFactory] | None,
-        cfg: Mapping[str, Any] | None = None,
-        *,
-        observation_space: Any = None,
-        action_space: Any = None,
-        reward_space: Any = None,
-        **keys: Never,
-    ) -> None:
-        _refuse_keys_of_config(keys)
-        super().__init__(
-            env_fn,
-            cfg,
-            observation_space=observation_space,
-            action_space=action_space,
-            reward_space=reward_space,
-        )
 
     def _make_transport(self) -> Transport:
         if self._config.preload:

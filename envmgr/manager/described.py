@@ -10,6 +10,7 @@ from envmgr.core import ManagedEnv
 from envmgr.seeding import Samplers, seeds_of_spaces
 from envmgr.spaces import ActionCheck, codec_of, same_space
 from envmgr.spaces.agents import action_check
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.views import Forms
 from envmgr.wire.messages import EnvDescription
 
@@ -41,7 +42,7 @@ class DescribedEnvs:
         seeds: Mapping[int, int | None],
     ) -> None:
         self.first, *others = descriptions
-        shown = [copy.deepcopy(space) for space in self.first[:2]]
+        shown = [_own(space) for space in self.first[:2]]
         self.first = self.first._replace(observation_space=shown[0], action_space=shown[1])
         descriptions = [self.first, *others]
         self.spaces = [(d.observation_space, d.action_space) for d in descriptions]
@@ -60,7 +61,10 @@ class DescribedEnvs:
         of_first = seeds.get(0)
         if of_first is not None:
             for space, seed in zip(self.first[:2], seeds_of_spaces(of_first), strict=True):
-                space.seed(seed)
+                try:
+                    space.seed(seed)
+                except Exception as error:  # nothing that the manager does depends on it
+                    pass_interrupt_on(error)
 
     def random_action(self, env_id: int) -> Any:
         """Return a random action for one env."""
@@ -80,3 +84,12 @@ class DescribedEnvs:
 def _newest_of(env: ManagedEnv) -> Callable[[], Any]:
     """Return what gives the observation that an env shows."""
     return lambda: env.obs
+
+
+def _own(space: Any) -> Any:
+    """Return a copy of a space; the space itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(space)
+    except Exception as error:  # of a class of the user's
+        pass_interrupt_on(error)
+        return space

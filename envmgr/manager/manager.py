@@ -118,9 +118,11 @@ class EnvManager:
         observation_space: in place of the envs' own.
         action_space: likewise.
         reward_space: likewise.
+        **keys: refused: keys of the config go into `cfg`.
 
     Raises:
-        ConfigError: the config is wrong, or does not fit the number of factories.
+        ConfigError: the config is wrong, or does not fit the number of factories; or a key of it is
+            given as an argument.
         MissingDependencyError: this kind needs a package that is not installed.
     """
 
@@ -144,7 +146,9 @@ class EnvManager:
         observation_space: Any = None,
         action_space: Any = None,
         reward_space: Any = None,
+        **keys: Never,
     ) -> None:
+        names.refuse_keys_of_config(keys)
         self._refusals = Refusals(self._closed_error)
         self._running: Running | NotRunning = NotRunning(self._refusals.not_launched)
         self._alone = OneCaller()  # for launch and build, while there may be no engine

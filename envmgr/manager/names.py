@@ -1,4 +1,4 @@
-"""Names that a manager does not have: what is said to who reads or sets one."""
+"""Names that a manager does not have: what is said to who reads, sets or gives one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from envmgr.config import ManagerConfig
 from envmgr.config.checks import nearest
+from envmgr.config.schema import checks_of
 from envmgr.errors import ConfigError, EnvAttributeError
 from envmgr.spaces.reading import short_text
 
@@ -50,7 +51,7 @@ def refuse_setting(name: str, value: object) -> None:
         EnvAttributeError: it may be an attribute of the envs, which would not hear of it.
     """
     shown = short_text(value)
-    if name in ManagerConfig.__dataclass_fields__:
+    if name in checks_of(ManagerConfig):
         raise ConfigError(
             f"{name!r} is a key of the config, and fixed when the manager is made: "
             f"make(..., {name}={shown}). Nothing was set."
@@ -59,6 +60,22 @@ def refuse_setting(name: str, value: object) -> None:
         f"manager.{name} = {shown} would set nothing in the envs: use "
         f"manager.set_attr({name!r}, {shown})."
     )
+
+
+def refuse_keys_of_config(given: Mapping[str, object]) -> None:
+    """Refuse arguments that no manager has, and say where keys of the config go.
+
+    Raises:
+        ConfigError: one is such a key.
+        TypeError: it is not.
+    """
+    for name, value in given.items():
+        if name not in checks_of(ManagerConfig):
+            raise TypeError(f"a manager has no argument {name!r}")
+        raise ConfigError(
+            f"{name} is a key of the config, no argument of a manager: "
+            f"create_env_manager({{..., {name!r}: {short_text(value)}}}, env_fn=...)"
+        )
 
 
 def refuse_arguments(method: str, others: Mapping[str, object]) -> None:

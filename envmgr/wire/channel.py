@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import accumulate, repeat, takewhile
 from multiprocessing.connection import wait
 from typing import NamedTuple
 
 from envmgr.wire.frames import Frame, FrameError, needed_for, split_frame
 
-_READ_BYTES = 1 << 16  # what a pipe holds; larger buffers cost more to allocate
+_PIPE_BYTES = 1 << 16
+_READ_BYTES = _PIPE_BYTES  # larger buffers cost more to allocate
 
 BELL, BELL_ASKED = b"\0", b"\1"
 """Single bytes between frames, no frame begins so: look at the block; look, and ring back."""
@@ -180,11 +181,18 @@ class FrameChannel:
         try:
             while self._sending[0]:
                 frames, taken = self._sending
-                # Frame by frame: to put them together would copy all of them for each 64 KiB.
-                data = memoryview(frames[0])[sum(taken) :]
-                if not data:
-                    self._sending = (frames[1:], [])
+                offset, n_sent = sum(taken), 0
+                while n_sent < len(frames) and offset >= len(frames[n_sent]):
+                    offset -= len(frames[n_sent])
+                    n_sent += 1
+                if n_sent:
+                    self._sending = (frames[n_sent:], [offset])
                     continue
+                # Small frames together; a large one alone, which is not copied by that: it would be
+                # for each part that the pipe takes.
+                fits = takewhile(lambda size: size <= _PIPE_BYTES, accumulate(map(len, frames)))
+                n_frames = max(sum(1 for _ in fits), 1)
+                data = memoryview(b"".join(frames[:n_frames]))[offset:]
                 # In one go, as in `write_each`.
                 taken.extend(map(os.write, (self.write_fd,), (data,)))
         except BlockingIOError:

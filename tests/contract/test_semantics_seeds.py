@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 
 from envmgr.errors import ConfigError, UnknownEnvError
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
@@ -348,3 +348,30 @@ def test_the_spaces_of_a_manager_are_its_own_and_seeded_alike_under_every_kind(
     assert np.array_equal(obs, obs_there)
     unseeded = world.make(INLINE, 1, env=DrawsFromItsSpace)
     assert unseeded.action_space is not unseeded.apply(lambda env: env.action_space)[0]
+
+
+class Stubborn(Box):
+    """A space that can be neither seeded nor copied."""
+
+    def seed(self, seed: Any = None) -> Any:
+        """Refuse."""
+        raise RuntimeError("no seeds here")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("no copies of this")
+
+
+class WithStubbornSpace(ScriptedGymEnv):
+    """Its observations are of such a space."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        own: Any = self.observation_space
+        self.observation_space = Stubborn(own.low, own.high, own.shape, own.dtype)
+
+
+def test_a_space_that_cannot_be_seeded_or_copied_keeps_no_env_from_being_run(world: World) -> None:
+    manager = world.make(INLINE, 2, env=WithStubbornSpace, seed=4)
+    assert type(manager.observation_space) is Stubborn
+    step_all(manager, {0: 1, 1: 1})
+    manager.close()

@@ -192,6 +192,24 @@ def test_what_is_kept_is_not_copied_again_for_each_part_that_is_taken(ends: Any)
     assert not parent.has_unsent
 
 
+def test_many_small_frames_are_sent_in_few_writes(
+    ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, host = ends
+    frames = [encode(message(k)) for k in range(1, 5_001)]
+    for one in frames:
+        parent.send(one)  # until the pipe is full, each by itself
+    writes, write = list[int](), os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: (writes.append(fd), write(fd, data))[1])
+    found = 0
+    while found < len(frames):
+        parent.flush()
+        found += len(received(host))
+    assert not parent.has_unsent
+    n_parts = sum(map(len, frames)) / (1 << 16)
+    assert len(writes) < 10 * n_parts + 10
+
+
 def test_a_large_frame_from_the_host_is_put_together(ends: Any) -> None:
     parent, host = ends
     os.set_blocking(host.write_fd, False)  # a host's end blocks; here nobody else would read
