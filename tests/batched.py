@@ -63,6 +63,7 @@ class ScriptedBatch(BatchedEnv):
         self._state[:, 0] = range(size)
         self._state[:, 1] = -1
         self._shown = self._state.copy()
+        self._rewards, self._ends = np.zeros(size), np.zeros(size, bool)
 
     def reset(
         self,
@@ -84,8 +85,9 @@ class ScriptedBatch(BatchedEnv):
         return self._show(rows), [{"first_of": row} for row in rows]
 
     def _show(self, rows: Sequence[int]) -> Any:
-        """Return the observations of rows in the array that each call uses again."""
-        self._shown[:] = -5
+        """Return the observations of rows in the array that each call uses again, as all."""
+        self._shown[:] = self._rewards[:] = -5
+        self._ends[:] = False
         self._shown[: len(rows)] = self._state[list(rows)]
         return self._shown[: len(rows)]
 
@@ -104,9 +106,10 @@ class ScriptedBatch(BatchedEnv):
             ]
         if Do.FEW_ROWS in told.values():
             obs = obs[1:]
-        ends = np.array([told[row] in (Do.END, Do.END_THEN_RAISE) for row in rows])
+        ends, rewards = self._ends[: len(rows)], self._rewards[: len(rows)]
+        ends[:] = [told[row] in (Do.END, Do.END_THEN_RAISE) for row in rows]
+        rewards[:] = self._state[list(rows), 3]
         infos = [{"abnormal": True} if told[row] == Do.ABNORMAL else {} for row in rows]
-        rewards = self._state[list(rows), 3]
         return obs, rewards, ends, np.zeros(len(rows), bool), infos
 
     def _misbehave(self, actions: set[int]) -> None:

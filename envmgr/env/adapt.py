@@ -102,6 +102,12 @@ def serve_env_id(env: Any, env_id: int) -> None:
         env.pictures.serve(env_id)
 
 
+def finish_video(env: Any) -> None:
+    """Finish the video of an episode that an env does not go on with."""
+    if isinstance(env, GymnasiumEnv):
+        env.pictures.close()
+
+
 def as_reference(factory: EnvFactory) -> Any:
     """Return an env as env 0 is, for looking at: of a batched env, its first row."""
     built = factory()

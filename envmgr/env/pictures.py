@@ -177,9 +177,14 @@ def film(env: Any, pictures: EpisodePictures, frame: Callable[[], Any]) -> None:
         pictures: told of them.
         frame: returns the present frame.
     """
-    if not isinstance(getattr(env.step, "__self__", None), _Filmed):
+    if not is_filmed(env.step):
         filmed = _Filmed(env, pictures, frame)
         env.reset, env.step = filmed.reset, filmed.step
+
+
+def is_filmed(method: Any) -> bool:
+    """Tell whether an attribute of an env is what `film` has put there."""
+    return isinstance(getattr(method, "__self__", None), _Filmed)
 
 
 class _Filmed:

@@ -4,6 +4,7 @@ An env consists of layers: what the factory built, and what that wraps. The inne
 the first that can, gives its state itself, by one of `PAIRS`; else its attributes are copied, if
 that is allowed. Of the layers around it the attributes are copied: the counter of a `TimeLimit`,
 the frames of a stack. Layers stay the objects that they are; only what they hold is replaced.
+How an env renders, and what is recorded of it, is no state: an env keeps what it was built with.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from envmgr.env.batched import BatchRow
 from envmgr.env.contract import env_name, takes
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import OldGymEnv
+from envmgr.env.pictures import is_filmed
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text
 
@@ -101,9 +103,11 @@ class _Layers:
     def replace(self, attributes: Sequence[dict[str, Any]]) -> None:
         """Give each layer the attributes that it had."""
         for layer, values in zip(self.copied, attributes, strict=False):
+            kept = {n: v for n, v in vars(layer).items() if not _is_state(n, v)}
             if _names_in(layer) is None:
                 vars(layer).clear()
             vars(layer).update(values)
+            vars(layer).update(kept)
         if self.source is not None and hasattr(self.source, "__dict__"):
             vars(self.source).update(attributes[-1])
 
@@ -125,7 +129,13 @@ def _names_in(layer: Any) -> tuple[str, ...] | None:
 
 def _chosen(layer: Any, names: Sequence[str] | None) -> dict[str, Any]:
     attributes = getattr(layer, "__dict__", {})
-    return {n: v for n, v in attributes.items() if names is None or n in names}
+    return {
+        n: v for n, v in attributes.items() if (names is None or n in names) and _is_state(n, v)
+    }
+
+
+def _is_state(name: str, value: Any) -> bool:
+    return name != "render_mode" and not is_filmed(value)
 
 
 @functools.lru_cache(maxsize=256)

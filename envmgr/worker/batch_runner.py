@@ -817,6 +817,13 @@ class ColumnSteps:
         flags = self._new_flags
         flags[...] = buffer | _ENDING_GIVEN
         others = self._write_infos(columns, flags, mask) if with_info else ()
+        where: Any = True if mask is None else mask
+        if others:
+            where = np.ones(self._count, np.bool_) if mask is None else mask.copy()
+            where[others] = False
+        # Before the resets in place, in which the env may use the arrays that it returned again.
+        np.copyto(self._rewards, rewards, where=where)
+        step_results = self._step_results_of(others, columns) if others else []
         begun: _Begun = ()
         if any_ended:
             flags |= terminated * _TERMINATED
@@ -825,15 +832,10 @@ class ColumnSteps:
             if mask is not None:
                 ended &= mask
             begun = self._end_episodes(ended.nonzero()[0].tolist(), flags, tokens, others)
-        where: Any = True if mask is None else mask
-        if others:
-            where = np.ones(self._count, np.bool_) if mask is None else mask.copy()
-            where[others] = False
-        np.copyto(self._rewards, rewards, where=where)
         np.copyto(self._flags, flags, where=where)
         np.copyto(self._replies, tokens, where=where)  # last, as above
         if others:
-            self._answer_one_by_one(others, columns, tokens)
+            self._answer_one_by_one(others, step_results, tokens)
         for row, messages in begun:
             self._runners[row].send(self._sinks[row], int(tokens[row]), messages)
         return self._batch.is_scheduled
@@ -938,15 +940,20 @@ class ColumnSteps:
             in_episode[row] = True
             resets[row] = tokens[row]  # last: from now on the answer counts
 
-    def _answer_one_by_one(self, rows: list[int], columns: StepColumns, tokens: Array) -> None:
-        """Answer the steps of which there is more to say."""
-        batch = self._batch
+    def _step_results_of(self, rows: list[int], columns: StepColumns) -> list[StepResult]:
+        """Return what columns give to rows, whose arrays are copies."""
         result = tuple(column[rows] for column in columns[:4])
         infos = [columns.infos[row] for row in rows]
-        step_results = step_results_of(batch.env, (*result, infos), len(rows))
+        return step_results_of(self._batch.env, (*result, infos), len(rows))
+
+    def _answer_one_by_one(
+        self, rows: list[int], step_results: list[StepResult], tokens: Array
+    ) -> None:
+        """Answer the steps of which there is more to say."""
         for row in rows:
             self._runners[row].writer.step_buffer = self._newest_buffer(row)
-        batch.answer({row: self._row_step(row, tokens) for row in rows}, step_results)
+        answers = {row: self._row_step(row, tokens) for row in rows}
+        self._batch.answer(answers, step_results)
 
     def _newest_buffer(self, row: int) -> int:
         """Return the buffer of the observation that was written last."""

@@ -327,6 +327,7 @@ class EnvRunner:
         wanted: ResetRequest = message.payload
         if wanted.saved is not None:
             states.put(self.env, wanted.saved.state)
+            adapt.finish_video(self.env)
             self.episodes, self._start_steps = wanted.saved.episodes, 0
             return wanted.saved.obs, wanted.saved.info
         if wanted.seed is not None:

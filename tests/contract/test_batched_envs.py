@@ -44,8 +44,10 @@ def ready(manager: Any, n: int = ENV_NUM) -> dict[int, list[float]]:
 
 def step(manager: Any, *actions: int) -> dict[int, list[float]]:
     """Step all envs; return what they observed of it."""
-    given = dict(enumerate(actions))
-    return {i: t.obs[2:].tolist() for i, t in step_all(manager, given).items()}
+    timesteps = step_all(manager, dict(enumerate(map(int, actions))))  # a `Do` goes by message
+    fine = [t for t in timesteps.values() if not t.info.get("abnormal")]
+    assert [t.reward for t in fine] == [t.obs[3] for t in fine]
+    return {i: t.obs[2:].tolist() for i, t in timesteps.items()}
 
 
 @over(INLINE, THREADS, DEFAULT, ALL_MESSAGE_SHARED, SOME_BLOCK)
@@ -65,6 +67,22 @@ def test_rows_that_are_stepped_together(setup: Setup) -> None:
         assert manager.ready_info[4] == {"first_of": 1}
         _lose_the_second_batch(setup, manager)
         _reach_rows(manager)
+
+
+class Silent(ScriptedBatch):
+    """Begins episodes without infos: all that it does goes in columns."""
+
+    def reset(self, *arguments: Any) -> Any:
+        return super().reset(*arguments)[0], None
+
+
+@over(INLINE, THREADS_MESSAGE_SHARED, ALL_BLOCK)
+def test_what_a_step_gave_is_read_before_resets_that_use_the_arrays_again(setup: Setup) -> None:
+    spec = BatchedEnvSpec(partial(Silent, SIZE), SIZE)
+    with create_env_manager(setup.cfg, env_fn=[spec] * SIZE) as manager:
+        for actions in ([1, 1, 1], [1, Do.END, 1], [1, 1, 1], [Do.END] * 3, [1, 1, 1]):
+            ready(manager, SIZE)
+            step(manager, *actions)
 
 
 def _lose_the_second_batch(setup: Setup, manager: Any) -> None:

@@ -72,6 +72,40 @@ def test_a_killed_worker_leaves_no_video_and_the_next_env_goes_on(tmp_path: Path
     assert names(tmp_path) == ["env_0-episode_000000.mp4", "figures"]
 
 
+@pytest.mark.parametrize("kind", ["thread", "subprocess"])
+def test_what_is_recorded_and_how_an_env_renders_is_no_part_of_a_snapshot(
+    tmp_path: Path, kind: str
+) -> None:
+    pytest.importorskip("av")
+    first, unseen = tmp_path / "first", [partial(Dawn, 3, None)]
+    cfg = {"type": kind, "snapshot_copy": True, "auto_reset": False, "episode_num": 5}
+    with create_env_manager(cfg, env_fn=unseen) as manager:
+        manager.step({0: 0})
+        without = manager.snapshot()
+    with create_env_manager(cfg, env_fn=[partial(Dawn, 3)]) as manager:
+        manager.enable_save_replay(str(first))
+        manager.enable_save_figure(0, str(tmp_path / "figures"))
+        manager.reset()
+        manager.step({0: 0})
+        recorded = manager.snapshot()
+        manager.step({0: 0})
+        manager.restore(without)  # the video of the episode that it replaces has two steps
+        assert manager.ready_imgs[0].shape == (16, 16, 3)
+        for action in (0, 0):
+            manager.step({0: action})
+        manager.reset()  # the first that is seen whole since then
+    assert [brightness(first / name) for name in names(first)] == [
+        pytest.approx(expected, abs=4) for expected in ([40, 90, 140], [40])
+    ]
+    assert len(names(tmp_path / "figures")) == 1
+    with create_env_manager(cfg, env_fn=unseen) as manager:
+        manager.restore(recorded)
+        manager.step({0: 0})
+        assert manager.step({0: 0})[0].done
+        assert manager.get_attr("render_mode") == [None]
+    assert (len(names(first)), len(names(tmp_path / "figures"))) == (2, 1)
+
+
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     folder = str(tmp_path / "videos")
     silent = partial(Dawn, render_mode="ansi")
