@@ -38,11 +38,12 @@ class InfoEncoder:
 
     def encode(self, info: Mapping[Any, Any]) -> bytes | None:
         """Return the bytes of an info, or None if it does not fit or has other things in it."""
-        if not _comes_out_as_it_is(info, self._max_bytes):
-            return None
         try:
+            if not _comes_out_as_it_is(info, self._max_bytes):
+                return None
             data = self._encode(dict(info))
-        except (OverflowError, UnicodeEncodeError):  # more than 64 bits; half of a surrogate pair
+        # More than 64 bits; half of a surrogate pair; a dict that contains itself.
+        except (OverflowError, UnicodeEncodeError, RecursionError):
             return None
         return (
             _LENGTH.pack(len(data)) + data if _LENGTH.size + len(data) <= self._max_bytes else None

@@ -466,6 +466,7 @@ class CheckpointingEnvRunner(EnvRunner):
     def begin_episode(self, sink: MessageSink, key: Any) -> Sequence[Any]:
         """Reset the env as its plan says; return the messages that answer this."""
         self._episode += 1
+        self._n_steps = 0
         return super().begin_episode(sink, key)
 
 

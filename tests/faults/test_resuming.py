@@ -162,3 +162,27 @@ def test_what_cannot_be_saved_is_refused_or_said(caplog: pytest.LogCaptureFixtur
     assert "'handle'" in said[0]
     with pytest.raises(ConfigError, match="batched envs, whose rows have no state"):
         create_env_manager({**config, "type": "gym_vector"}, env_fn=[Counting] * 2)
+
+
+class Saves(Counting):
+    """It notes at which of its episodes, and after how many steps, it was saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saves: list[tuple[int, int]] = []
+
+    def get_state(self) -> tuple[int, int]:
+        self.saves.append((self._episode, self._steps))
+        return self.saves[-1]
+
+    def set_state(self, state: tuple[int, int]) -> None:
+        self._episode, self._steps = state
+
+
+def test_steps_until_the_next_save_count_anew_in_each_episode() -> None:
+    run = Run(ALL_BLOCK, Saves)
+    with run.manager as manager:
+        for n_steps in (3, 6, 4):
+            run.steps(n_steps)
+            manager.reset()
+        assert manager.get_attr("saves")[0] == [(2, 5)]

@@ -291,11 +291,7 @@ class TestRefusals:
     def test_a_dict_that_holds_itself(self) -> None:
         info: dict[str, Any] = {}
         info["me"] = info
-        try:
-            data = InfoEncoder(ROOM).encode(info)
-        except RecursionError:
-            return  # a failure of the env, as when it is pickled
-        assert data is None
+        assert InfoEncoder(ROOM).encode(info) is None  # it goes by message
 
 
 def decoded(data: bytes) -> Any:
