@@ -50,6 +50,7 @@ class EpisodePictures:
         self._folder: str | None = None
         self._next = 0
         self._video: Video | None = None
+        self._has_stepped = False  # in the present episode
         self._figure_folder: str | None = None
         # Renewed envs of the same id save into the same folder and must not overwrite anything.
         self._unique = uuid.uuid4().hex[:8]
@@ -76,7 +77,9 @@ class EpisodePictures:
         self._folder, self._next = folder, next_number(folder, self._stem)
 
     def serve(self, env_id: int) -> None:
-        """Go on as another env_id: also the video that is being made."""
+        """Go on as another env_id: also the video of an episode of which no step was taken yet."""
+        if self._has_stepped:
+            self._finish()
         self.env_id = env_id
         if self._folder is not None:
             self._next = next_number(self._folder, self._stem)
@@ -98,6 +101,7 @@ class EpisodePictures:
                 with it; called if it is needed.
         """
         self._finish()
+        self._has_stepped = False
         if self._folder is not None:
             self._write(frame, self._folder)
 
@@ -108,6 +112,7 @@ class EpisodePictures:
             frame: as in `begun`; None if the env shows the next episode already.
             ended: whether it was the last of its episode.
         """
+        self._has_stepped = True
         wants_figure = ended and self._figure_folder is not None
         if frame is not None and (wants_figure or self._video is not None):
             image = last_of(frame())

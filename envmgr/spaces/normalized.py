@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ def with_boxes(space: Any, paths: Collection[Path], high: float, path: Path = ()
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = {key: with_boxes(part, paths, high, (*path, key)) for key, part in _parts(space)}
         if isinstance(space, spaces.Dict):
-            return spaces.Dict(parts)
+            return spaces.Dict(OrderedDict(parts))  # whose order is kept; that of a dict is not
         return spaces.Tuple(list(parts.values()))
     return space
 

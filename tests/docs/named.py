@@ -363,8 +363,6 @@ _PATH = re.compile(
 _DOTTED = re.compile(r"(?<![\w./@-])envmgr(?:\.[A-Za-z_]\w*)+(?![\w-])")
 
 _OF_FILES = frozenset({".css"})
-_OF_SNAPSHOTS = frozenset({"envmgr.core.restoring", "envmgr.manager.restoring"})
-"""Modules that are gone, and are named in snapshots that earlier versions have taken."""
 
 
 def unknown_paths(text: str) -> Iterator[str]:
@@ -380,7 +378,7 @@ def unknown_paths(text: str) -> Iterator[str]:
 def unknown_names(text: str) -> Iterator[str]:
     """Return modules of envmgr, and names in these, that a text names and that are not there."""
     names = (name for name in _DOTTED.findall(text) if Path(name).suffix not in _OF_FILES)
-    yield from (name for name in names if name not in _OF_SNAPSHOTS and not is_there(name))
+    yield from (name for name in names if not is_there(name))
 
 
 @functools.cache

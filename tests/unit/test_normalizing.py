@@ -223,6 +223,7 @@ def test_boxes_in_nested_observations_are_normalised_and_the_rest_is_left() -> N
     (shown,) = made.adopt([described(space)])
     assert shown.observation_space["pixels"] == Box(-10.0, 10.0, (2, 2), np.float32)
     assert shown.observation_space["goal"][1] == Discrete(4)
+    assert list(shown.observation_space) == list(space)  # policies join values in this order
     told = made.timesteps({1: step(obs)}, fate())[1].obs
     assert told["text"] == "hello"
     assert told["goal"][1] == 3

@@ -403,26 +403,6 @@ def test_restoring_what_is_no_snapshot_of_these_envs_changes_nothing() -> None:
         assert played(manager, 5) == after
 
 
-def test_what_an_earlier_version_has_taken_is_restored() -> None:
-    config = {"type": "base", "snapshot_copy": True, "seed": 3}
-    with create_env_manager(config, env_fn=[Walker] * 2) as manager:
-        good = manager.snapshot()
-        record = pickle.loads(good.envs[0].record)
-        place = f"{type(record).__module__}\n".encode()
-        envs = []
-        for env in good.envs:  # protocol 0 names classes in plain text
-            text = pickle.dumps(pickle.loads(env.record), protocol=0)
-            assert place in text
-            envs.append(env._replace(record=text.replace(place, b"envmgr.core.restoring\n")))
-        text = pickle.dumps(pickle.loads(good.common), protocol=0)
-        place = b"envmgr.manager.snapshots\nCommonState\n"
-        assert place in text
-        common = text.replace(place, b"envmgr.manager.restoring\n_Common\n")
-        after = played(manager, 5)
-        manager.restore(Snapshot(tuple(envs), common))
-        assert played(manager, 5) == after
-
-
 def test_loading_a_file_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.snapshot"
     bomb = b"cos\n_exit\n(I1\ntR."

@@ -90,10 +90,12 @@ def test_a_renewed_env_numbers_on_and_a_spare_takes_the_id_that_it_serves(tmp_pa
         if env_id == 7:
             pictures.serve(0)
         pictures.stepped(lambda: frame_of(9), ended=True)
+    pictures.begun(lambda: frame_of(9))
+    pictures.stepped(lambda: frame_of(9), ended=False)
+    pictures.serve(8)  # it makes room for a spare: what it has recorded is of the env that it was
     (tmp_path / "env_01-episode_000012.mp4").touch()
-    assert next_number(str(tmp_path), "env_0") == 3
-    assert next_number(str(tmp_path), "env_7") == 0
-    assert len(names(tmp_path)) == 4
+    assert [next_number(str(tmp_path), f"env_{i}") for i in (0, 7, 8)] == [4, 0, 0]
+    assert len(names(tmp_path)) == 5
 
 
 def test_odd_and_tiny_frames_become_videos_too(tmp_path: Path) -> None:
