@@ -50,16 +50,17 @@ class VectorFactory:
             return self._built()
 
     def _built(self) -> VectorBatch:
-        first = self.factories[0]
-        if len(self.factories) == 1:
-            built = first()
-            if is_vector_env(built):
-                return self._batch(built)
-            return self._batch(self._stacked([partial(_the_same, built)]))
         registered = _registered(self.factories) if self.options.autoreset_mode is None else None
         mode = self.options.vectorization_mode
         if registered is not None and mode in (None, "vector_entry_point"):
             return self._batch(self._as_registered(*registered))
+        if len(self.factories) == 1:
+            built = self.factories[0]()
+            if is_vector_env(built):
+                return self._batch(built)
+            if mode != "async":
+                return self._batch(self._stacked([partial(_the_same, built)]))
+            built.close()  # it is built again where it runs
         return self._batch(self._stacked([partial(_gymnasium_env, f) for f in self.factories]))
 
     def _batch(self, env: Any) -> VectorBatch:

@@ -19,6 +19,7 @@ from envmgr.core.validate import actions_by_id, rows_by_id
 from envmgr.errors import ActionError, NothingReadyError, SpaceMismatchError
 from envmgr.optional_packages import imported
 from envmgr.spaces import Codec, ValueMismatchError, codec_of
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.types import EnvTimestep
 
@@ -304,12 +305,9 @@ def _identifier(key: str) -> str:
 def _is_arraylike(value: Any) -> bool:
     if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
         return True
-    if hasattr(value, "__array__"):
-        value = np.asarray(value)
-        return bool(value.dtype.kind in "biufc")
-    if isinstance(value, (list, tuple)):
+    if hasattr(value, "__array__") or isinstance(value, (list, tuple)):
         try:
             return np.asarray(value).dtype.kind in "biufc"
-        except ValueError:  # ragged
-            return False
+        except Exception as error:  # ragged; or whatever its own `__array__` may raise
+            pass_interrupt_on(error)
     return False

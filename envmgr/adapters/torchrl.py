@@ -202,7 +202,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
         return result
 
     def _actions(self, action: Any) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = action.cpu().numpy()
+        array: npt.NDArray[Any] = action.detach().cpu().numpy()
         counts = self._counts
         if counts is None:
             return array

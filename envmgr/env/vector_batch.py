@@ -92,6 +92,7 @@ class VectorBatch(BatchedEnv):
         # What rows begin with that are to be reset: it has been done by a step, or with others.
         self._first: dict[int, First] = {}
         self._seeds: dict[int, int | None] = {}
+        self._was_reset = False
         self._in_episode = np.zeros(self.num_envs, np.bool_)
         # Rows whose episodes had ended with the latest step, as the env sees it.
         self._ended = np.zeros(self.num_envs, np.bool_)
@@ -144,7 +145,9 @@ class VectorBatch(BatchedEnv):
         others = self._in_episode.copy()
         others[rows] = False
         params = due[0][2]
-        if not others.any() and all(given == params for _, _, given in due):
+        # What a row begins with is not given to others: only a first reset has to be of all.
+        alone = self.resets_alone and self._was_reset and len(due) < self.num_envs
+        if not (alone or others.any()) and all(given == params for _, _, given in due):
             self._begin_all(due, params)
         elif self.resets_alone:
             while due:
@@ -174,7 +177,11 @@ class VectorBatch(BatchedEnv):
             consecutive = dict.fromkeys(self._all, None if self.resets_alone else _ANY)
         result = self.env.reset(**self._reset_arguments.of(given, params))
         self._seeds = consecutive
+        self._was_reset = True
         self._keep(result, self._all)
+        if params and self.resets_alone:
+            for row in self._first.keys() - seeds.keys():
+                del self._first[row]
 
     def _begin_some(
         self, due: list[tuple[int, int | None, dict[str, Any]]], params: dict[str, Any]

@@ -69,6 +69,8 @@ class Course:
             "trace": None,
             "episode_log": None,
         }
+        if not setting.has_workers:
+            changes["worker_log"] = None  # only of worker processes
         if config.get("metrics"):
             changes["metrics"] = {**config["metrics"], "port": None}
         self.manager: EnvManager = create_env_manager({**config, **changes}, env_fn=factories)

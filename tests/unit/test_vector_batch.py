@@ -61,6 +61,26 @@ def test_a_seed_or_params_begin_an_episode_of_their_own() -> None:
         assert first[0] == np.random.default_rng(77).integers(2, 9) + 50
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_seeds_and_params_are_for_the_rows_that_they_are_given_for(mode: str) -> None:
+    batch = VectorBatch(vector_of(3, mode))
+    (first,), _ = batch.reset([1], [None], [{"longer": 50}])
+    others, _ = batch.reset([0, 2], [None] * 2, [{}] * 2)
+    assert [obs[0] > 50 for obs in (others[0], first, others[1])] == [False, True, False]
+    for row in range(3):  # as if all had ended
+        batch.leave(row)
+    drawn = set()
+    for _ in range(8):
+        (first,), _ = batch.reset([0], [77], [{"longer": 50}])
+        assert first[0] == np.random.default_rng(77).integers(2, 9) + 50
+        (other,), _ = batch.reset([1], [None], [{}])
+        drawn.add(float(other[0]))
+        batch.leave(0)
+        batch.leave(1)
+    assert max(drawn) < 50
+    assert len(drawn) > 1, "it goes on with its own generator"
+
+
 def test_a_seed_counts_though_the_row_had_it_in_an_episode_that_nobody_has_seen() -> None:
     for seed in range(5, 15):
         batch = VectorBatch(vector_of(3, "NextStep"))
