@@ -145,29 +145,23 @@ class FixedBatches:
 
     # -- resets -----------------------------------------------------------------------------
 
-    def build(self) -> None:
+    @contextlib.contextmanager
+    def built(self) -> Iterator[None]:
         """Build the envs, if they are not, so that what is wrong with them is known now.
+
+        If that fails, or what is done inside, what was built here is closed.
 
         Raises:
             ConfigError: they are multi-agent envs, whose observations are no rows.
             EnvManagerError: as `EnvManager.launch`.
         """
-        try:
-            self.manager.build()
-        except EnvManagerError as error:
-            self.fail(error)
-        refuse_agents(self.manager.observation_space, self._adapter)
-
-    @contextlib.contextmanager
-    def built(self) -> Iterator[None]:
-        """Build the envs for what is done inside; if either fails, close what was built here.
-
-        Raises:
-            ConfigError, EnvManagerError: as `build`.
-        """
         is_ours = self.manager.closed
         try:
-            self.build()
+            try:
+                self.manager.build()
+            except EnvManagerError as error:
+                self.fail(error)
+            refuse_agents(self.manager.observation_space, self._adapter)
             yield
         except BaseException:
             if is_ours:
@@ -193,14 +187,14 @@ class FixedBatches:
                 also in the list, leaves the generator of an env as it is.
             options: for these resets and no others, or a list with those of each of all envs.
             begun: of these envs an episode has ended, the next one has begun, and its first
-                observation was not read: that will do if there is neither seed nor options.
+                observation was not read: that will do for one with neither a seed nor options.
 
         Raises:
             EnvManagerError: as `EnvManager.launch` and `reset`; with on_failure "raise" what
                 `on_failure.raise_in_trainer` makes of it.
         """
         ids = self._all if env_ids is None else list(env_ids)
-        seeds = None if seed is None else each_seed(seed, self.n) or ()
+        seeds = None if seed is None else each_seed(seed, self.n)
         given = [options] * self.n if options is None or isinstance(options, Mapping) else options
         if len(given) != self.n:
             raise ConfigError(f"options: a dict, or {self.n} of them, are needed, not {len(given)}")
@@ -210,8 +204,8 @@ class FixedBatches:
         try:
             if seeds is not None:
                 self.manager.seed({i: seeds[i] for i in ids})
-            elif not any(given):
-                ids = [i for i in ids if i not in begun]
+            seeded = () if seeds is None else [i for i in ids if seeds[i] is not None]
+            ids = [i for i in ids if i not in begun or i in seeded or given[i]]
             params = {i: Once(its) if (its := given[i]) else None for i in ids}
             if self.manager.closed:
                 self.manager.launch(params)
@@ -384,7 +378,7 @@ class FixedBatches:
 
     # -- the rest ---------------------------------------------------------------------------
 
-    def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def ask(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Have the manager reach its envs; what an env raises is raised as it was."""
         if self.manager.closed:  # until now the envs are only built
             self.reset()

@@ -82,16 +82,17 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         self._takes_columns = is_gymnasiums and not self._as_029
         self._copies = manager.cfg.copy_on_get is True
         self._final: Final = {}
-        batches.build()
-        self.spec = manager.spec
-        self.render_mode = manager.render_mode
-        self.metadata = {**(manager.metadata or {}), "autoreset_mode": mode}
-        self.single_action_space = manager.action_space
-        self.action_space = batched_action_space([acted for _, acted in manager.env_spaces])
-        self.single_observation_space, self.observation_space = batched_spaces(
-            observation_mode, [observed for observed, _ in manager.env_spaces]
-        )
-        self._is_fixed = codec_of(self.single_observation_space).layout is not None
+        self._no_rewards: npt.NDArray[Any] = np.zeros(self.num_envs)
+        with batches.built():
+            self.spec = manager.spec
+            self.render_mode = manager.render_mode
+            self.metadata = {**(manager.metadata or {}), "autoreset_mode": mode}
+            self.single_action_space = manager.action_space
+            self.action_space = batched_action_space([acted for _, acted in manager.env_spaces])
+            self.single_observation_space, self.observation_space = batched_spaces(
+                observation_mode, [observed for observed, _ in manager.env_spaces]
+            )
+            self._is_fixed = codec_of(self.single_observation_space).layout is not None
 
     def _pending(self) -> str | None:
         """Return which call is under way: nothing is noted of that, it is looked up."""
@@ -125,7 +126,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
             EnvNotReadyError: with a `reset_mask`, such a step is under way in other envs, too.
         """
         step = self._batches.step
-        if step is None or step.note is _HALVES or self._call.closed:
+        if step is None or step.note is _HALVES:
             self._call.refuse("reset_async")
         seeds, mask, rest = self._reset_arguments(seed, options)
         return self._reset(seeds, mask, rest)
@@ -166,6 +167,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         return seeds, mask, rest
 
     def _reset(self, seeds: Any, mask: Any, options: dict[str, Any]) -> GymReset:
+        self._call.refuse_closed()  # also in a thread that begins when this is closed already
         batches, n = self._batches, self.num_envs
         ids = list(range(n)) if mask is None else np.flatnonzero(mask).tolist()
         begun = () if self.autoreset_mode is AutoresetMode.DISABLED else tuple(self._final)
@@ -290,6 +292,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
             return result, {}
         shown = {} if self.autoreset_mode is AutoresetMode.NEXT_STEP else dict(self._final)
         if rows.ended:
+            self._no_rewards = np.zeros_like(rows.rewards)
             final = rows_of(rows.obs, rows.ended)
             shown.update((env_id, (final, k)) for k, env_id in enumerate(rows.ended))
         infos = {} if rows.infos is None else self._batched(rows.infos)
@@ -336,7 +339,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
             infos = InfosWithResets(n, dict(zip(begun, begun_infos, strict=True)), going, of_rows)
         if rows is None:
             no = np.zeros((2, n), dtype=np.bool_)
-            return Rows(first, np.zeros(n), no[0], no[1], infos, [])
+            return Rows(first, self._no_rewards.copy(), no[0], no[1], infos, [])
         return Rows(
             spread(n, [(going, rows.obs), (begun, first)]),
             spread(n, [(going, rows.rewards)]),
@@ -356,7 +359,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         put_rows(obs, ended, first)
         by_id = dict(zip(ended, begun, strict=True))
         if self._as_029:
-            last = [{}] * len(ended) if rows.infos is None else [rows.infos[i] for i in ended]
+            last = [{} if rows.infos is None else rows.infos[i] for i in ended]
             infos = self._with_begun(rows.infos, by_id)
             return obs, {**infos, **gym_infos.final_as_029(n, ended, last, final)}
         infos, last_infos = self._same_step_infos(rows.infos, by_id)
@@ -405,8 +408,8 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         self._call.refuse("call_async")
         self._launched()
         try:
-            if args or kwargs or self._is_method(name):
-                return tuple(self.manager.call(name, *args, **kwargs))
+            if args or kwargs or self._is_callable(name):
+                return tuple(self.manager.call_with(name, args, kwargs))
             return tuple(self.manager.get_attr(name))
         except EnvManagerError as error:
             self._batches.fail(error)
@@ -416,8 +419,8 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         self._call.refuse("call_async")
         self._launched()
         try:
-            if args or kwargs or self._is_method(name):
-                self.manager.call_async(name, *args, **kwargs)
+            if args or kwargs or self._is_callable(name):
+                self.manager.call_async_with(name, args, kwargs)
             else:
                 self._results = [self.manager.get_attr(name)]
         except EnvManagerError as error:
@@ -463,18 +466,20 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
                     "Values must be a list or tuple with length equal to the number of "
                     f"environments. Got `{len(values)}` values for {self.num_envs} environments."
                 )
-        self.manager.set_attr(name, values)
+        try:
+            self.manager.set_attr(name, values)
+        except EnvManagerError as error:
+            self._batches.fail(error)
 
     def _launched(self) -> None:
         if self.manager.closed:
             self._batches.reset()
 
-    def _is_method(self, name: str) -> bool:
+    def _is_callable(self, name: str) -> bool:
         try:
-            self.manager.get_attr(name, env_ids=0)
+            return callable(self.manager.get_attr(name, env_ids=0)[0])
         except MethodAccessError:
             return True
-        return False
 
     def render(self) -> tuple[Any, ...] | None:
         """Return a frame of each env."""
@@ -508,6 +513,11 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         self._batches.close(timeout, terminate=terminate)
         if self._resetting is not None:
             self._resetting.has_ended()
+            # If it had just seen that this is open, it has launched the manager since.
+            self._batches.close(timeout, terminate=terminate)
+
+    def __del__(self) -> None:
+        """Leave the manager as it is, which Gymnasium before 1.4 closes: its user has it, too."""
 
 
 def _shown(space: Any, obs: Any) -> Any:

@@ -44,7 +44,7 @@ class PendingCall:
         name = None if self.closed else self._name_of()
         if name is None and not self.closed:
             return
-        self._refuse_closed()
+        self.refuse_closed()
         raise AlreadyPendingCallError(
             f"Calling `{function}` while waiting for a pending call to `{name}` to complete. "
             f"Take its result with `{name}_wait()`{_OR_RESET if name == 'step' else ''}.",
@@ -60,7 +60,7 @@ class PendingCall:
         """
         if not self.closed and self._name_of() == name:
             return
-        self._refuse_closed()
+        self.refuse_closed()
         raise NoAsyncCallError(
             f"Calling `{name}_wait` without any prior call to `{name}_async`.", name
         )
@@ -73,7 +73,8 @@ class PendingCall:
             f"waits for goes on: call `{name}_wait` again, or close()."
         )
 
-    def _refuse_closed(self) -> None:
+    def refuse_closed(self) -> None:
+        """Raise ClosedEnvironmentError if the vector env is closed."""
         if self.closed:
             raise ClosedEnvironmentError(
                 f"Trying to operate on `{self._owner}`, after a call to `close()`."

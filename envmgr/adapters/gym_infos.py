@@ -35,10 +35,12 @@ def with_more(
     return vector
 
 
-def are_like(columns: Mapping[str, Any], infos: Iterable[dict[str, Any]]) -> bool:
+def are_like(columns: Mapping[str, Any], infos: Iterable[dict[Any, Any]]) -> bool:
     """Whether infos have no values that are of other types than those in columns."""
     for info in infos:
         for key, value in info.items():
+            if not isinstance(key, str):  # as Gymnasium does it, which writes `_{key}` for any
+                return False
             if f"_{key}" in columns or (key[:1] == "_" and key[1:] in columns):
                 return False
             column = columns.get(key)

@@ -9,11 +9,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import gymnasium
+from gymnasium.wrappers import TimeLimit
 
 from envmgr.adapters.gym_arguments import AutoresetMode, checked_mode
 from envmgr.adapters.gym_autoreset import ManagerVectorEnv
 from envmgr.adapters.gym_statistics import RecordEpisodeStatistics
+from envmgr.config.env_factories import arguments_of, env_factories, with_arguments
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.shortcuts import create_env_manager
@@ -106,6 +107,8 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
                 "about an env's steps and resets belongs into a wrapper of the env; what is to be "
                 "run beside them, manager.apply(function) runs in the worker"
             )
+        if isinstance(max_concurrency, int):  # more than envs are as many as envs, as there
+            max_concurrency = min(max_concurrency, len(env_fns))
         given = {
             "shared_memory": shared_memory,
             "copy_on_get": copy,
@@ -118,17 +121,13 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
             **cfg,
         }
         manager = create_env_manager({"type": "subprocess", **given}, env_fn=env_fns)
-        try:
-            super().__init__(
-                manager,
-                mode,
-                observation_mode=observation_mode,
-                on_failure=on_failure,
-                info_format=info_format,
-            )
-        except BaseException:
-            manager.close()
-            raise
+        super().__init__(
+            manager,
+            mode,
+            observation_mode=observation_mode,
+            on_failure=on_failure,
+            info_format=info_format,
+        )
 
 
 def vector_entry_point(
@@ -151,13 +150,24 @@ def vector_entry_point(
 
     Args:
         num_envs: how many.
-        env: a gymnasium id, or a function that builds an env.
+        env: a gymnasium id, also with its module or without its version, or a function that builds
+            an env.
         autoreset_mode: see `as_gymnasium`.
         manager: keys of the manager's config, and `on_failure`.
-        **kwargs: for `gymnasium.make`, or for the function.
+        **kwargs: for `gymnasium.make`, or for the function. `max_episode_steps`, which `make_vec`
+            passes on from a registration, limits episodes where the function has no such argument.
+
+    Raises:
+        ConfigError: there is no such id, or the other arguments do not fit.
+        LaunchError: the envs cannot be built.
     """
     if isinstance(env, str):  # resolved here: a worker need not know of it
-        env_fn = functools.partial(gymnasium.make, gymnasium.spec(env), **kwargs)
+        env_fn = env_factories({"id": env, "kwargs": kwargs}, 1)[0]
     else:
-        env_fn = functools.partial(env, **kwargs)
+        limits: list[Any] = []
+        if "max_episode_steps" in kwargs and "max_episode_steps" not in arguments_of(env):
+            steps = kwargs.pop("max_episode_steps")
+            if steps not in (None, -1):  # as `gymnasium.make` has it
+                limits = [functools.partial(TimeLimit, max_episode_steps=steps)]
+        env_fn = with_arguments(env, kwargs, limits)
     return EnvmgrVectorEnv([env_fn] * num_envs, autoreset_mode=autoreset_mode, **(manager or {}))

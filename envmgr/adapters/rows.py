@@ -15,7 +15,33 @@ from envmgr.spaces import concatenated, rows_of
 RowIds = Sequence[int] | npt.NDArray[np.intp]
 
 
-class PlainInfos(Sequence[dict[str, Any]]):
+class _MadeInfos(Sequence[dict[str, Any]]):
+    """Infos of which the list is made when one is asked for, and kept."""
+
+    _infos: list[dict[str, Any]] | None = None
+
+    def _make(self) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def _made(self) -> list[dict[str, Any]]:
+        if self._infos is None:
+            self._infos = self._make()
+        return self._infos
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._made()[index]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._made())
+
+
+class PlainInfos(_MadeInfos):
     """The infos of timesteps as `on_failure.plain_info` gives them; made when one is asked for.
 
     Args:
@@ -24,7 +50,6 @@ class PlainInfos(Sequence[dict[str, Any]]):
 
     def __init__(self, batch: ArrayBatch) -> None:
         self._batch = batch
-        self._infos: list[dict[str, Any]] | None = None
 
     @property
     def columns(self) -> dict[str, Any] | None:
@@ -40,29 +65,15 @@ class PlainInfos(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._batch.infos)
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._made()[index]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._made())
-
-    def _made(self) -> list[dict[str, Any]]:
-        if self._infos is None:
-            batch = self._batch
-            made: list[dict[str, Any]] = [{} for _ in range(len(self))]
-            for position in batch.told:
-                made[position] = plain_info(batch.infos[position])
-            self._infos = made
-        return self._infos
+    def _make(self) -> list[dict[str, Any]]:
+        batch = self._batch
+        made: list[dict[str, Any]] = [{} for _ in range(len(self))]
+        for position in batch.told:
+            made[position] = plain_info(batch.infos[position])
+        return made
 
 
-class InfosWithResets(Sequence[dict[str, Any]]):
+class InfosWithResets(_MadeInfos):
     """The infos of a step in which some envs have begun an episode; made when one is asked for.
 
     Args:
@@ -86,30 +97,15 @@ class InfosWithResets(Sequence[dict[str, Any]]):
         self.positions = positions
         self.of_rows = of_rows
         self._n = n
-        self._infos: list[dict[str, Any]] | None = None
 
     def __len__(self) -> int:
         return self._n
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._made()[index]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._made())
-
-    def _made(self) -> list[dict[str, Any]]:
-        if self._infos is None:
-            found = dict(self.begun)
-            if self.of_rows is not None:
-                found.update(zip(self.positions.tolist(), self.of_rows, strict=True))
-            self._infos = [found.get(i, {}) for i in range(self._n)]
-        return self._infos
+    def _make(self) -> list[dict[str, Any]]:
+        found = dict(self.begun)
+        if self.of_rows is not None:
+            found.update(zip(self.positions.tolist(), self.of_rows, strict=True))
+        return [found.get(i, {}) for i in range(self._n)]
 
 
 class Rows(NamedTuple):

@@ -33,7 +33,7 @@ try:
 except ImportError as error:
     raise missing("envmgr.adapters.sb3", "stable-baselines3>=2.3", error) from error
 
-__all__ = ["EnvmgrVecEnv", "ManagerVecEnv", "VecMonitor", "refuse_spaces"]
+__all__ = ["EnvmgrVecEnv", "ManagerVecEnv", "VecMonitor"]
 
 _PLAIN = (Box, Discrete, MultiDiscrete, MultiBinary)
 
@@ -71,7 +71,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self._has_new_infos = False
         self._are_views = manager.cfg.copy_on_get is not True
         with batches.built():
-            refuse_spaces(adapter, manager.observation_space, manager.action_space)
+            _refuse_spaces(adapter, manager.observation_space, manager.action_space)
             super().__init__(batches.n, manager.observation_space, manager.action_space)
 
     @property
@@ -205,13 +205,12 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         """Call a method of envs and return the results.
 
         Raises:
-            MethodAccessError: it is `reset`, `step`, `seed` or `close`: this class has them itself.
+            MethodAccessError: it is private, or one that this class has itself: `reset`, `step`,
+                `seed` or `close`.
             Exception: what an env raised, with its own class if that is a builtin one.
         """
         ids = self._env_ids(indices)
-        result: list[Any] = self._ask(
-            "call", method_name, *method_args, env_ids=ids, **method_kwargs
-        )
+        result: list[Any] = self._ask("call_with", method_name, method_args, method_kwargs, ids)
         return result
 
     def env_is_wrapped(self, wrapper_class: type, indices: _Indices = None) -> list[bool]:
@@ -293,7 +292,7 @@ class EnvmgrVecEnv(ManagerVecEnv):
         super().__init__(manager, on_failure=on_failure, adapter="EnvmgrVecEnv")
 
 
-def refuse_spaces(adapter: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
+def _refuse_spaces(adapter: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
     """Refuse spaces that Stable-Baselines3 cannot take.
 
     Raises:

@@ -85,9 +85,12 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
             manager, adapter=adapter, on_failure=on_failure, auto_reset=False
         )
         self.env_num = n = batches.n
-        for name, value in (("wait_num", wait_num), ("timeout", timeout)):
-            is_number = value is None or isinstance(value, numbers.Real)
-            _claim(is_number, f"{name} should be a number, found {short_text(value)}")
+        for name, value, kind, what in (
+            ("wait_num", wait_num, numbers.Integral, "a whole number"),
+            ("timeout", timeout, numbers.Real, "a number"),
+        ):
+            is_one = value is None or isinstance(value, kind)
+            _claim(is_one, f"{name} should be {what}, found {short_text(value)}")
         self.wait_num = wait_num or n
         self.timeout = timeout
         _claim(1 <= self.wait_num <= n, f"wait_num should be 1 to {n}, found {wait_num}")
@@ -109,6 +112,8 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """The envs whose timesteps are awaited, also after Ctrl-C in a step."""
         batches = self._batches
         if self.is_async:
+            if self.manager.closed:  # a failure has closed it, with what was under way
+                self._under_way = _UnderWay([], [])
             if batches.step is not None:  # Ctrl-C has ended `step` after it had sent
                 if batches.is_stepping:
                     self._add_sent()
@@ -194,7 +199,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
             count = len(rows) if isinstance(rows, list) or rows.ndim else 0
             _claim(count == len(ids), f"{count} actions came for {len(ids)} envs")
             unseen = batches.unseen
-            if unseen and not (unseen.isdisjoint(ids) or self.manager.closed):
+            if unseen and not unseen.isdisjoint(ids):
                 _claim(False, f"envs {sorted(unseen)} have to be reset first: call reset()")
             batches.send(rows, ids)
             if self.is_async:

@@ -46,13 +46,13 @@ def _naming_what_was_meant(build: Any) -> Iterator[None]:
         yield
     except TypeError as error:
         unknown = _UNKNOWN_ARGUMENT.search(str(error))
-        alike = unknown and nearest(unknown[1], _arguments_of(build))
+        alike = unknown and nearest(unknown[1], arguments_of(build))
         if alike:
             error.args = (f"{error}: did you mean {alike!r}?",)
         raise
 
 
-def _arguments_of(build: Any) -> list[str]:
+def arguments_of(build: Any) -> list[str]:
     """Return the names of the arguments that something takes; none if nobody can tell."""
     with contextlib.suppress(Exception):
         if isinstance(build, str):

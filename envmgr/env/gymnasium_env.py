@@ -218,8 +218,8 @@ class GymnasiumEnv(BaseEnv):
         """Return what the env renders: in the render mode that it was built with.
 
         Args:
-            mode: None, or the mode that the caller relies on. Envs of the old gym that were built
-                without a mode take any.
+            mode: the mode that the caller relies on; None for whatever the env gives. Envs of the
+                old gym that were built without a mode take any.
 
         Returns:
             For "rgb_array", an array `(height, width, 3)` of uint8.
@@ -231,12 +231,11 @@ class GymnasiumEnv(BaseEnv):
         own = self.render_mode
         if isinstance(self.env, OldGymEnv):
             return self.env.render(mode)
-        if own is None or mode not in (None, own):
-            wanted = mode or "rgb_array"
+        if mode not in (None, own):
             built = "without a render mode" if own is None else f"with render_mode={own!r}"
             raise ConfigError(
-                f"{self.env} was built {built} and cannot render {wanted!r}; pass "
-                f"render_mode={wanted!r} where it is made (YAML: env.kwargs.render_mode: {wanted})"
+                f"{self.env} was built {built} and cannot render {mode!r}; pass "
+                f"render_mode={mode!r} where it is made (YAML: env.kwargs.render_mode: {mode})"
             )
         frame = self.env.render()
         if own == "rgb_array" and not isinstance(frame, np.ndarray):

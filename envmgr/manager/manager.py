@@ -1140,16 +1140,16 @@ class EnvManager:
     # -- calls and attributes -------------------------------------------------------------
 
     def call(
-        self, name: str, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
+        self, name: str, /, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
     ) -> list[Any]:
         """Call a method of envs and return the results, in the order of `env_ids`.
 
         Waits for resets and repairs of these envs first. `reset_timeout` applies.
 
         Args:
-            name: of the method; `reset`, `step`, `seed` and `close` are refused.
+            name: of the method; `reset`, `step`, `seed`, `close` and private ones are refused.
             *args: for it.
-            env_ids: which envs; None for all.
+            env_ids: which envs; None for all. See `call_with` for methods that take `env_ids`.
             **kwargs: for the method.
 
         Raises:
@@ -1158,15 +1158,35 @@ class EnvManager:
             EnvFailure: what the first env that failed failed with; its episode goes on if it only
                 raised.
         """
+        return self.call_with(name, args, kwargs, env_ids)
+
+    def call_with(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        env_ids: int | EnvIds | None = None,
+    ) -> list[Any]:
+        """As `call`, for methods that may have an argument `env_ids` of their own."""
         # No `call_async`: Ctrl-C would leave one under way, of a user who has not made it.
         ids, payload = self._call_of(name, args, env_ids, kwargs)
         with self._running.calling as supervisor:
             return self._request(supervisor, ids, Op.CALL, [payload] * len(ids), f"call({name!r})")
 
     def call_async(
-        self, name: str, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
+        self, name: str, /, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
     ) -> None:
         """Begin a `call`; `call_wait` returns its results."""
+        self.call_async_with(name, args, kwargs, env_ids)
+
+    def call_async_with(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        env_ids: int | EnvIds | None = None,
+    ) -> None:
+        """As `call_async`, for methods that may have an argument `env_ids` of their own."""
         ids, payload = self._call_of(name, args, env_ids, kwargs)
         running = self._running
         with running.calling as supervisor:
@@ -1368,7 +1388,8 @@ class EnvManager:
 
         Args:
             env_ids: which envs.
-            mode: such as "rgb_array"; None for the mode the env was built with.
+            mode: such as "rgb_array"; None for whatever the env gives: frames in the mode that it
+                was built with, and mostly None if it was built without one.
 
         Returns:
             In mode "rgb_array" frames `(height, width, 3)` of uint8, in "rgb_array_list" lists of

@@ -1,9 +1,12 @@
 """A manager as a Gymnasium vector env behaves as Gymnasium's own, and better when envs fail."""
 
+import contextlib
 import functools
+import gc
 import multiprocessing
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from gymnasium.error import (
 from gymnasium.vector import AutoresetMode
 
 from envmgr import as_gymnasium
+from envmgr.adapters import gym_calls
 from envmgr.adapters.gymnasium import (
     EnvmgrVectorEnv,
     ManagerVectorEnv,
@@ -92,11 +96,50 @@ class ShortEnv(gymnasium.Env[Any, Any]):
     def painted(self, colour: int, *, more: int = 0) -> int:
         return colour + more
 
+    def told(self, **arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    @property
+    def square(self) -> Any:
+        return functools.partial(pow, self.colour, 2)
+
 
 class Bounded(ShortEnv):
     def __init__(self, high: float) -> None:
         super().__init__()
         self.observation_space = Dict({"x": Box(-high, high, (2,), np.float64), "n": Discrete(100)})
+
+
+class Told(gymnasium.Env[Any, Any]):
+    """Says what it is told to say, in episodes of a given length."""
+
+    observation_space = Box(0, 100, (1,), np.float64)
+    action_space = Discrete(2)
+    render_mode = None
+
+    def __init__(
+        self, length: int = 1, reward: Any = 1.0, begins: Any = None, steps: Any = None
+    ) -> None:
+        self.length, self.reward, self.begins, self.steps = length, reward, begins, steps
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at = 0
+        return self.np_random.uniform(0, 1, 1), dict(self.begins or {})
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        ended = self.at >= self.length
+        return np.ones(1), self.reward, ended, False, dict(self.steps or {})
+
+    def render(self) -> Any:
+        return f"after step {self.at}"
+
+    def close(self) -> None:
+        CLOSED.append(self)
+
+
+CLOSED: list[Told] = []
 
 
 N = 3
@@ -258,6 +301,11 @@ def test_infos_can_have_the_form_of_029(vector_env: Callable[..., ManagerVectorE
         last = infos["final_observation"][i]
         assert last["n"] == infos["final_info"][i].get("at", last["n"]) > obs["n"][i] == 0
     assert [info is None for info in infos["final_info"]] == (~ended).tolist()
+    silent = vector_env(mode="SameStep", info_format="gym029", env=Told)
+    silent.reset()
+    first, second, _ = silent.step([0, 0, 0])[4]["final_info"]
+    assert first == second == {}
+    assert first is not second
     for mode, form in (("NextStep", "gym029"), ("SameStep", "gym1")):
         with pytest.raises(ConfigError, match="info_format"):
             vector_env(mode=mode, info_format=form)
@@ -486,6 +534,11 @@ def test_attributes_frames_and_wrappers(vector_env: Callable[..., ManagerVectorE
     assert [frame.max() for frame in frames] == [1, 2, 3]
     with pytest.raises(AttributeError):
         envs.get_attr("nothing")
+    assert envs.get_attr("square") == (1, 4, 9), "what can be called is called, as there"
+    odd = {"env_ids": [0], "args": 1}
+    assert envs.call("told", **odd) == (odd,) * N
+    envs.call_async("told", **odd)
+    assert envs.call_wait() == (odd,) * N
     envs.reset(seed=10)
     assert envs.np_random_seed == (10, 11, 12)
     assert len(envs.np_random) == N
@@ -500,6 +553,9 @@ def test_attributes_frames_and_wrappers(vector_env: Callable[..., ManagerVectorE
 
 
 def test_the_drop_in_class_and_entry_points() -> None:
+    envs = EnvmgrVectorEnv([ShortEnv], type="base", max_concurrency=8)
+    assert envs.manager.cfg.num_workers == 1, "no more than envs"
+    envs.close()
     envs = EnvmgrVectorEnv([ShortEnv] * 2, False, copy=False, max_concurrency=1)
     assert envs.manager.cfg.num_workers == 1
     assert envs.reset(seed=1)[0]["n"].tolist() == [0, 0]
@@ -526,6 +582,169 @@ def test_the_drop_in_class_and_entry_points() -> None:
     made = vector_entry_point(2, env=ShortEnv, autoreset_mode="SameStep", manager={"type": "base"})
     assert made.reset()[0]["n"].tolist() == [0, 0]
     made.close()
+
+
+def test_entry_points_take_what_gymnasium_makes_and_limit_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registers_told.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Told-v1', entry_point='tests.contract.test_adapter_gymnasium:Told')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    base = {"type": "base"}
+    for env, warned in (
+        ("registers_told:Told-v1", contextlib.nullcontext()),
+        ("Told", pytest.warns(UserWarning, match="'Told-v1' is used")),
+    ):
+        with warned:
+            made = vector_entry_point(2, env=env, manager=base, length=3)
+        assert made.get_attr("length") == (3, 3)
+        made.close()
+
+    def build(**kwargs: Any) -> Told:
+        assert not kwargs
+        return Told(length=9)
+
+    def limited(max_episode_steps: int) -> Told:
+        return Told(max_episode_steps)
+
+    entry = "envmgr.adapters.gymnasium:vector_entry_point"
+    for env_fn, given in ((build, {}), (limited, {}), (build, {"max_episode_steps": 3})):
+        kwargs = {"env": env_fn, "manager": base}
+        limit = {} if given else {"max_episode_steps": 3}
+        gymnasium.register("Ours/Told-v1", vector_entry_point=entry, kwargs=kwargs, **limit)
+        made = gymnasium.make_vec("Ours/Told-v1", num_envs=2, **given)  # type: ignore[assignment]
+        made.reset()
+        steps = [made.step([0, 0]) for _ in range(3)]
+        assert [bool((ended | cut).all()) for _, _, ended, cut, _ in steps] == [False, False, True]
+        made.close()
+        del gymnasium.registry["Ours/Told-v1"]
+    del gymnasium.registry["Told-v1"]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_infos_of_resets_may_have_any_keys(mode: str) -> None:
+    envs = [
+        functools.partial(Told, length, 1.0, {7: 1, "deep": {(): 2}}, {"a": 1, "deep": {"b": 1}})
+        for length in (1, 2, 3)
+    ]
+    theirs = SyncVectorEnv(envs, autoreset_mode=AutoresetMode(mode))
+    ours = as_gymnasium(create_env_manager({"type": "base"}, env_fn=envs), mode)
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        assert same(ours.reset(seed=0), theirs.reset(seed=0))
+        for _ in range(6):
+            found, expected = ours.step([0] * N), theirs.step([0] * N)
+            assert same(found, expected), (found, expected)
+
+
+def test_a_vector_env_that_is_not_used_any_more_leaves_its_manager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def closing(envs: Any) -> None:  # as in Gymnasium before 1.4
+        if not getattr(envs, "closed", True):
+            envs.close()
+
+    monkeypatch.setattr(gymnasium.vector.VectorEnv, "__del__", closing, raising=False)
+    with create_env_manager({"type": "base"}, env_fn=[Told] * 2) as manager:
+        as_gymnasium(manager)
+        with pytest.raises(ValueError, match="observation_mode"):
+            as_gymnasium(manager, observation_mode="nope")
+        with pytest.raises(ConfigError, match="info_format"):  # which would be said of `__del__`
+            as_gymnasium(manager, info_format="nope")
+        gc.collect()
+        assert not manager.closed
+
+
+def test_a_vector_env_that_is_refused_closes_what_it_has_built() -> None:
+    manager = create_env_manager({"type": "base"}, env_fn=[Told] * 2)
+    CLOSED.clear()
+    with pytest.raises(ValueError, match="observation_mode"):
+        as_gymnasium(manager, observation_mode="nope")
+    assert len(CLOSED) == 2
+
+
+def test_a_reset_that_ctrl_c_has_ended_is_not_begun_by_close(
+    monkeypatch: pytest.MonkeyPatch, vector_env: Callable[..., ManagerVectorEnv]
+) -> None:
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    envs = vector_env(env=Told)
+    with monkeypatch.context() as patch:
+        patch.setattr(gym_calls, "start_thread", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.reset_async()
+    with pytest.warns(UserWarning, match="pending call to `reset`"):
+        envs.close()
+    assert envs.manager.closed
+
+
+def test_a_reset_that_begins_while_its_vector_env_is_closed_leaves_nothing_running(
+    monkeypatch: pytest.MonkeyPatch, vector_env: Callable[..., ManagerVectorEnv]
+) -> None:
+    envs = vector_env(env=Told)
+    begun, closed = threading.Event(), threading.Event()
+    launch, close = envs.manager.launch, envs.manager.close
+
+    def launched_late(*args: Any) -> None:
+        begun.set()
+        assert closed.wait(60)
+        launch(*args)
+
+    def noted(*args: Any) -> None:
+        close(*args)
+        closed.set()
+
+    monkeypatch.setattr(envs.manager, "launch", launched_late)
+    monkeypatch.setattr(envs.manager, "close", noted)
+    envs.reset_async()
+    assert begun.wait(60)
+    with pytest.warns(UserWarning, match="pending call to `reset`"):
+        envs.close()
+    assert envs.manager.closed
+
+
+def test_frames_are_what_envs_give_without_a_render_mode() -> None:
+    ours = EnvmgrVectorEnv([Told] * 2, type="base")
+    ours.reset()
+    assert ours.render() == ("after step 0",) * 2
+    ours.close()
+
+
+def test_rewards_keep_their_shape_where_all_envs_begin_at_once() -> None:
+    envs = EnvmgrVectorEnv([functools.partial(Told, 1, np.array([1.0, 2.0]))] * 2, type="base")
+    envs.reset()
+    rewards = [envs.step([0, 0])[1].tolist() for _ in range(4)]
+    assert rewards == [[[1, 2]] * 2, [[0, 0]] * 2] * 2
+    envs.close()
+
+
+def test_an_env_that_has_begun_anew_is_not_reset_again_for_the_seed_of_another() -> None:
+    envs = [functools.partial(Told, length) for length in (1, 2)]
+    ours, theirs = EnvmgrVectorEnv(envs, type="base"), SyncVectorEnv(envs)
+    for one in (ours, theirs):
+        one.reset(seed=1)
+        one.step([0, 0])
+    ours.manager.ready_arrays(range(2))
+    assert same(ours.reset(seed=[None, 5]), theirs.reset(seed=[None, 5]))
+    ours.close()
+    theirs.close()
+
+
+def test_what_setting_an_attribute_raises_is_raised_as_what_it_was() -> None:
+    class Fixed(Told):
+        @property
+        def size(self) -> int:
+            return 1
+
+        @size.setter
+        def size(self, size: int) -> None:
+            raise LookupError(size)
+
+    envs = EnvmgrVectorEnv([Fixed], type="base", on_failure="raise")
+    with contextlib.closing(envs), pytest.raises(LookupError, match="3"):
+        envs.set_attr("size", 3)
 
 
 def test_bounds_may_differ(vector_env: Callable[..., ManagerVectorEnv]) -> None:

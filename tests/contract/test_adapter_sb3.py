@@ -34,6 +34,9 @@ class Wrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     def describe(self, *, greeting: str) -> str:
         return f"{greeting} {self.get_wrapper_attr('label')}"
 
+    def told(self, **arguments: Any) -> dict[str, Any]:
+        return arguments
+
     def fail(self, message: str) -> None:
         raise LookupError(message)
 
@@ -136,6 +139,8 @@ def check_calls(env: Any) -> None:
     assert env.has_attr("describe"), "a method is an attribute, too"
     assert not env.has_attr("nothing")
     assert env.env_method("describe", greeting="hello", indices=1) == ["hello env-1"]
+    odd = {"name": 1, "method": 2, "env_ids": [0], "args": 3}
+    assert env.env_method("told", indices=[1, 2], **odd) == [odd] * 2
     with pytest.raises(LookupError, match="as it was"):
         env.env_method("fail", "as it was")
     with pytest.raises(AttributeError, match="no_method"):

@@ -159,6 +159,26 @@ def test_after_a_failure_that_has_closed_the_manager_all_begin_anew(
     env.close()
 
 
+def test_a_failure_that_has_closed_the_manager_leaves_no_steps_under_way(
+    world: World, tianshou: Any
+) -> None:
+    manager = world.make(
+        INLINE, env_fn=factories(world, 2), launch=False, auto_reset=False, on_failure="raise"
+    )
+    env = envmgr.as_tianshou(manager, wait_num=1)
+    env.reset()
+    with pytest.raises(EnvManagerError):
+        env.step([int(Do.RAISE), 1])
+    assert (env.waiting_id, env.ready_id) == ([], [0, 1])
+    with pytest.raises(AssertionError, match="no step is under way"):
+        env.step(None)
+    with pytest.raises(AssertionError, match="have to be reset first"):
+        env.step([1, 1])
+    env.reset()
+    env.step([1, 1])
+    env.close()
+
+
 def test_dicts_are_given_one_by_one_and_spaces_may_differ(tianshou: Any) -> None:
     def space(high: int) -> Dict:
         return Dict({"a": Box(0, high, (2,), np.float32), "b": Tuple((Discrete(3),))})
@@ -277,7 +297,7 @@ def test_what_does_not_fit_is_refused(tianshou: Any) -> None:
     space = Tuple((Discrete(2), Discrete(3)))
     with Raises(ConfigError, "Tuple", "FlattenObservation"):
         tianshou.EnvmgrVectorEnv([partial(SampleEnv, space)], type="base")
-    for name, value in (("wait_num", 3), ("timeout", 0.0)):
+    for name, value in (("wait_num", 3), ("wait_num", 1.5), ("timeout", 0.0)):
         with pytest.raises(AssertionError, match=f"{name} should be"):
             tianshou.EnvmgrVectorEnv([partial(SampleEnv, space)] * 2, type="base", **{name: value})
     with Raises(ConfigError, "auto_reset: false"):

@@ -65,7 +65,15 @@ def test_f25_ctrl_c_beside_a_call_of_the_manager(
     driver: Any, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = Trained(driver, INLINE)
-    methods = ["send_arrays", "ready_arrays", "reset", "reset_infos", "apply", "call", "get_attr"]
+    methods = [
+        "send_arrays",
+        "ready_arrays",
+        "reset",
+        "reset_infos",
+        "apply",
+        "call_with",
+        "get_attr",
+    ]
     if when == "before":  # what has returned lies in the adapter: nothing comes between
         methods += ["recv_arrays", "call_wait"]
     struck = set()
