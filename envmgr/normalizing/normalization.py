@@ -8,7 +8,7 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ VERSION = 1
 
 
 class _Told(NamedTuple):
-    """What becomes of timesteps: observations, rewards, and statistics by position."""
+    """What becomes of timesteps: observations, rewards, and statistics by env_id."""
 
     obs: Any
     rewards: Floats | None
@@ -125,6 +125,11 @@ class Normalization:
         """These envs are reset without a timestep that says so."""
         self._state = self._settled().begun(list(env_ids), self._clock())
 
+    def owed(self, env_ids: Iterable[int]) -> None:
+        """Timesteps of these envs that were handed out will be handed out again."""
+        state = self._settled()
+        self._state = state._replace(counted=state.counted.union(env_ids))
+
     def ready(self, observations: dict[int, Any]) -> dict[int, Any]:
         """Return the observations that `ready_obs` shows."""
         if not self._with_obs or not observations:
@@ -165,7 +170,7 @@ class Normalization:
             obs = indexed(told.obs, k) if self._with_obs else step.obs
             reward = step.reward if told.rewards is None else _alike(told.rewards[k], step.reward)
             made[env_id] = EnvTimestep(
-                obs, reward, step.done, _with_episode(step.info, told.episodes.get(k))
+                obs, reward, step.done, _with_episode(step.info, told.episodes.get(env_id))
             )
         return made
 
@@ -182,7 +187,8 @@ class Normalization:
         told = self._take(fate, batch.env_ids, batch.obs, batch.reward, normal, ended)
         if type(infos) is not BatchInfos or not infos.are_ordinary:  # it knows rewards, too
             infos = GivenInfos.of(
-                _with_episode(info, told.episodes.get(k)) for k, info in enumerate(infos)
+                _with_episode(info, told.episodes.get(env_id))
+                for env_id, info in zip(batch.env_ids.tolist(), infos, strict=True)
             )
         reward = batch.reward if told.rewards is None else told.rewards
         return batch._replace(obs=told.obs, reward=reward, infos=infos)
@@ -196,22 +202,37 @@ class Normalization:
         normal: Bools,
         done: Bools,
     ) -> _Told:
-        """Count timesteps, once their call has returned, and say what they become."""
+        """Count timesteps, once their call has returned, and say what they become.
+
+        Those that are handed out once more were counted, and are told the same again.
+        """
         state = self._settled()
+        episodes: dict[int, dict[str, Any]] = {}
+        new: Any = slice(None)  # most often all of them are
+        seen = normal
+        if state.counted:
+            new = ~np.isin(ids, list(state.counted))
+            again = ids[~new & normal & done].tolist()
+            episodes = {i: state.told[i] for i in again if i in state.told}
+            state = state._replace(counted=state.counted.difference(ids.tolist()))
+            seen = normal & new
         is_new = state.is_new.copy()
-        is_new[ids] = done
+        is_new[ids[new]] = done[new]
         state = state._replace(is_new=is_new)
         if self._with_obs:
-            state = state._replace(obs=self._seen(state, obs, normal))
+            state = state._replace(obs=self._seen(state, obs, seen))
             obs = self._normalized(state, obs)
-        episodes: dict[int, dict[str, Any]] = {}
         shown: Floats | None = None
-        if rewards is not None and self._with_episodes:
-            state, episodes = state.with_episodes(ids, rewards, normal, done, self._clock())
-        if rewards is not None and self._with_reward:
-            counted = normal & (not self.frozen)
-            state = state.with_rewards(ids, rewards, counted, done, self._section.gamma)
-            shown = self._scaled(state, rewards)
+        if rewards is not None:
+            columns = ids[new], rewards[new]
+            if self._with_episodes:
+                now = self._clock()
+                state, ended = state.with_episodes(*columns, normal[new], done[new], now)
+                episodes |= ended
+            if self._with_reward:
+                counted = normal[new] & (not self.frozen)
+                state = state.with_rewards(*columns, counted, done[new], self._section.gamma)
+                shown = self._scaled(state, rewards)
         self._pending = (fate, state)
         return _Told(obs, shown, episodes)
 
