@@ -11,7 +11,7 @@ import numpy as np
 
 from envmgr.collect.batch_policy_caller import BatchPolicyCaller, hint_of_form
 from envmgr.collect.goals import check_count, check_manager, keys_of_infos
-from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
+from envmgr.collect.policies import BatchPolicy, RandomPolicy, policy_seed
 from envmgr.collect.rollout_buffer import (
     Bools,
     Ends,
@@ -86,7 +86,7 @@ class RolloutCollector:
         refuse_agents(manager.observation_space, "RolloutCollector")
         config = manager.cfg
         if policy is None:
-            policy = RandomBatchPolicy(manager.action_space, policy_seed(config.seed))
+            policy = RandomPolicy(None, manager.action_space, policy_seed(config.seed))
         self.manager = manager
         self.policy: Any = policy
         self._n = n = manager.env_num
@@ -223,6 +223,7 @@ class RolloutCollector:
             rollout.episode_starts[where] = starts[env_ids]
         chosen = self._caller.choose(env_ids, obs, recorded.states, starts)
         actions, extras, states = chosen
+        had_form = rollout.has_form
         try:
             rollout.put_step(where, count, actions, extras, states)
             if starts is not None and len(begun := env_ids[starts[env_ids]]):
@@ -231,6 +232,7 @@ class RolloutCollector:
             self._has_sent = True
             self.manager.send_arrays(env_ids, actions)
         except ActionError as error:
+            rollout.has_form = had_form  # refused actions say nothing of the shape of right ones
             hint = hint_of_form(actions)
             if not hint:
                 raise

@@ -36,6 +36,21 @@ class Critic:
         return values_of(obs)
 
 
+class InPlace:
+    """Recurrent; counts steps in the array that it is given, and hands out one of its own."""
+
+    def __init__(self) -> None:
+        self._zeros = np.zeros(2, np.int64)
+
+    def initial_state(self, n: int) -> Any:
+        return self._zeros
+
+    def __call__(self, obs: Any, state: Any, episode_starts: Any) -> PolicyStep:
+        state += 1
+        self._zeros += 1
+        return PolicyStep(np.zeros(len(obs), np.int64), {}, state)
+
+
 def collector_of(manager: FakeArrays, policy: Any, n_steps: int, **kwargs: Any) -> RolloutCollector:
     return RolloutCollector(manager, policy, n_steps=n_steps, **kwargs)  # type: ignore[arg-type]
 
@@ -316,6 +331,25 @@ class TestBuffers:
         assert (first == actions()).all()
         assert len(np.unique(first)) > 6
 
+    def test_random_actions_are_of_no_recurrent_policy(self) -> None:
+        rollout = collector_of(FakeArrays([[(3, "truncated")]] * 2), None, 6).collect()
+        assert rollout.states is None
+        assert rollout.gae(values_of).advantages.shape == (6, 2)
+
+    def test_a_policy_may_change_its_states_in_place(self) -> None:
+        rollout = collector_of(FakeArrays([[(3, "truncated")]] * 2), InPlace(), 5).collect()
+        assert rollout.states[:, 1].tolist() == [0, 1, 2, 0, 1]
+
+    def test_texts_are_not_cut_off(self) -> None:
+        words = iter(["a", "bb", "cccccc"])
+        policy = lambda obs: PolicyStep(obs[:, 0] * 0, {"tool": [next(words)]})  # noqa: E731
+        rollout = collector_of(FakeArrays([[(5, "truncated")]]), policy, 3).collect()
+        assert rollout.extras["tool"][:, 0].tolist() == ["a", "bb", "cccccc"]
+        mixed = iter([["abc"], [12345]])
+        policy = lambda obs: PolicyStep(obs[:, 0] * 0, {"tool": next(mixed)})  # noqa: E731
+        with pytest.raises(ActionError, match="tool does not fit: the dtype is"):
+            collector_of(FakeArrays([[(5, "truncated")]]), policy, 3).collect()
+
     def test_batches_are_shown(self) -> None:
         seen: list[Any] = []
         manager = FakeArrays([[(3, "truncated")]])
@@ -473,6 +507,53 @@ class TestRefusals:
 
         with pytest.raises(ActionError, match="the next state of each env"):
             collector_of(FakeArrays([[(3, "truncated")]]), Forgetful(), 2).collect()
+
+    @pytest.mark.parametrize(
+        "state", [np.zeros((2, 1)), np.zeros((1, 2, 3)), np.zeros((1, 3)), np.zeros(2)]
+    )
+    def test_a_state_of_another_shape(self, state: Any) -> None:
+        class Odd:
+            state = np.zeros((2, 3))
+
+            def initial_state(self, n: int) -> Any:
+                return np.zeros((n, 3))
+
+            def __call__(self, obs: Any, state: Any, episode_starts: Any) -> Any:
+                return PolicyStep(np.zeros(len(obs), np.int64), {}, self.state)
+
+        manager, policy = FakeArrays([[(3, "truncated")]] * 2), Odd()
+        collector = collector_of(manager, policy, 2)
+        policy.state = state
+        with pytest.raises(ActionError, match="as state does not fit"):
+            collector.collect()
+        assert manager.taken == [[], []]
+        policy.state = Odd.state
+        assert collector.collect().states.shape == (2, 2, 3)
+
+    def test_what_was_refused_says_nothing_of_the_form_of_what_is_right(self) -> None:
+        steps = iter([PolicyStep(np.full((2, 3), 1), {"logprob": np.zeros((2, 2))})])
+        right = PolicyStep(np.zeros(2, np.int64), {"logprob": np.zeros(2)})
+
+        def policy(obs: Any) -> PolicyStep:
+            return next(steps, right)
+
+        with make("CartPole-v1", env_num=2, type="base") as manager:
+            collector = RolloutCollector(manager, policy, n_steps=4)
+            with pytest.raises(ActionError):
+                collector.collect()
+            rollout = collector.collect()
+        assert rollout.actions.shape == rollout.extras["logprob"].shape == (4, 2)
+        odd = right._replace(extras={"logprob": np.zeros((2, 1))})
+        rollout_of = FakeArrays([[(3, "truncated")]] * 2)
+        steps = iter([right, odd])
+        with pytest.raises(ActionError, match=r"rows of shape \(1,\), not \(\)"):
+            collector_of(rollout_of, policy, 3).collect()
+
+    def test_extras_that_are_none(self) -> None:
+        none: Any = None
+        policy = lambda obs: PolicyStep(np.zeros(1, np.int64), none)  # noqa: E731
+        with pytest.raises(ActionError, match="should be a mapping of names"):
+            collector_of(FakeArrays([[(3, "truncated")]]), policy, 2).collect()
 
     def test_steps_that_somebody_else_has_sent(self) -> None:
         manager = FakeArrays([[(3, "truncated")]] * 2)
