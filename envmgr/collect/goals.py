@@ -9,6 +9,7 @@ from typing import Any
 
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.errors import ConfigError
+from envmgr.spaces import codec_of
 from envmgr.spaces.reading import short_text
 
 
@@ -35,7 +36,7 @@ class Goal:
         """Return how many actions may be sent besides those under way."""
         if math.isinf(self._steps):
             return sys.maxsize
-        return int(self._steps) - statistics.steps - n_pending
+        return max(int(self._steps) - statistics.steps - n_pending, 0)
 
     def may_join(self, statistics: CollectStatistics, n_under_way: int, n_waiting: int) -> int:
         """Return how many of the waiting envs may take part besides those under way."""
@@ -55,6 +56,35 @@ def check_manager(manager: Any, collector: str) -> None:
             f"{collector} got {short_text(manager)} for a manager: the first argument is the "
             f"manager, the second the policy, as in {collector}(manager, policy)"
         )
+
+
+def spaces_of(manager: Any) -> list[tuple[Any, Any]]:
+    """Return the observation and the action space of each env of a manager."""
+    if manager.cfg.same_spaces:
+        return [(manager.observation_space, manager.action_space)] * manager.env_num
+    return list(manager.env_spaces)
+
+
+def seeds_of(manager: Any) -> dict[int, int | None]:
+    """Return what each env of a manager was seeded with, in the config or by `seed`."""
+    return dict(manager._seeds.of_envs)
+
+
+def check_layouts(manager: Any, collector: str) -> None:
+    """Refuse envs whose observations, or actions, are no rows of one array.
+
+    Raises:
+        ConfigError: their spaces have different layouts.
+    """
+    for name, spaces in zip(("observation", "action"), zip(*spaces_of(manager)), strict=True):
+        layouts = [codec_of(space).structure for space in spaces]
+        odd = [env_id for env_id, layout in enumerate(layouts) if layout != layouts[0]]
+        if odd:
+            raise ConfigError(
+                f"{collector} has one array for all envs, but the {name} space of env {odd[0]} is "
+                f"{short_text(spaces[odd[0]])}, and that of env 0 {short_text(spaces[0])}. Collect "
+                "with StepCollector or EpisodeCollector, or wrap the envs so that they are alike."
+            )
 
 
 def check_count(name: str, value: int) -> None:

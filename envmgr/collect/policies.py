@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from envmgr.collect.goals import seeds_of, spaces_of
 from envmgr.config.imports import FilePolicy, import_object
 from envmgr.env.contract import takes
 from envmgr.errors import ActionError, ConfigError
@@ -88,8 +89,16 @@ class RandomPolicy:
 
     def __init__(self, observation_space: Any, action_space: Any, seed: int | None = None) -> None:
         self._action_space = action_space
+        self._spaces: Sequence[Any] = ()
         self._entropy = np.random.SeedSequence(seed).entropy
         self._streams: dict[int, Samplers] = {}
+
+    @classmethod
+    def of(cls, manager: Any) -> RandomPolicy:
+        """Return one for the envs of a manager, which follows from their seeds."""
+        made = cls(None, None, policy_seed(seeds_of(manager)))
+        made._spaces = [acted for _, acted in spaces_of(manager)]
+        return made
 
     def __call__(self, obs: Mapping[int, Any]) -> dict[int, Any]:
         """Return a random action for each env of `obs`."""
@@ -100,7 +109,8 @@ class RandomPolicy:
         if stream is None:
             # Not `seed + env_id`, which is what the env itself is seeded with.
             sequence = np.random.SeedSequence(self._entropy, spawn_key=(env_id,))
-            stream = self._streams[env_id] = Samplers([self._action_space])
+            space = self._spaces[env_id] if self._spaces else self._action_space
+            stream = self._streams[env_id] = Samplers([space])
             stream.seed({0: int(sequence.generate_state(1)[0])})
         return stream
 
@@ -176,7 +186,8 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 def policy_seed(seed: int | Sequence[int | None] | Mapping[int, int | None] | None) -> int | None:
     """Return the one seed of a policy that follows from `manager.seed`, whatever its form.
 
-    An integer is taken as it is; from a list or a mapping one is derived.
+    An integer is taken as it is, as are the seeds that the envs have from it; from others one is
+    derived.
     """
     if seed is None or isinstance(seed, (int, np.integer)):
         return None if seed is None else int(seed)
@@ -184,6 +195,9 @@ def policy_seed(seed: int | Sequence[int | None] | Mapping[int, int | None] | No
     given = [(int(env_id), int(one)) for env_id, one in by_env.items() if one is not None]
     if not given:
         return None
+    first = {one - env_id for env_id, one in given}
+    if len(first) == 1 and min(first) >= 0:
+        return first.pop()
     words = [word for pair in sorted(given) for word in pair]
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 

@@ -50,10 +50,10 @@ class PolicyCaller:
 
     Args:
         policy: the policy.
-        own: makes an observation one that stays as it is, if steps are kept; None if they are not.
+        own: makes an observation of an env one that stays as it is, if steps are kept; None if they are not.
     """
 
-    def __init__(self, policy: Any, own: Callable[[Any], Any] | None) -> None:
+    def __init__(self, policy: Any, own: Callable[[int, Any], Any] | None) -> None:
         self._policy = policy
         self._own = own
         self._is_recurrent = hasattr(policy, "initial_state")
@@ -92,7 +92,7 @@ class PolicyCaller:
             return actions, {i: Acted(None, None, {}, None, copied(state[i])) for i in env_ids}
         return actions, {
             i: Acted(
-                keep(obs[i]),
+                keep(i, obs[i]),
                 copied(actions[i]),
                 {name: _recorded(name, by_id[i], i) for name, by_id in extras.items()},
                 _recorded("state", given[i], i) if self._is_recurrent else None,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from envmgr.collect.batch_policy_caller import BatchPolicyCaller, hint_of_form
-from envmgr.collect.goals import check_count, check_manager, keys_of_infos
-from envmgr.collect.policies import BatchPolicy, RandomPolicy, policy_seed
+from envmgr.collect.goals import check_count, check_layouts, check_manager, keys_of_infos, seeds_of
+from envmgr.collect.policies import BatchPolicy, RandomPolicy
 from envmgr.collect.rollout_buffer import (
     Bools,
     Ends,
@@ -28,7 +28,6 @@ from envmgr.errors import ActionError, NothingReadyError, StateError
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import failure_text
-from envmgr.seeding import seeds_by_env
 from envmgr.spaces import put_rows, rows_of
 from envmgr.types import Clock, monotonic
 
@@ -68,7 +67,7 @@ class RolloutCollector:
 
     Raises:
         ConfigError: `manager` is none; `n_steps` is no integer >= 1; `info_keys` are no keys; or
-            observations are by agent.
+            observations are by agent; or the spaces of envs have different layouts.
     """
 
     def __init__(
@@ -84,9 +83,10 @@ class RolloutCollector:
         check_manager(manager, "RolloutCollector")
         check_count("n_steps", n_steps)
         refuse_agents(manager.observation_space, "RolloutCollector")
+        check_layouts(manager, "RolloutCollector")
         config = manager.cfg
         if policy is None:
-            policy = RandomPolicy(None, manager.action_space, policy_seed(config.seed))
+            policy = RandomPolicy.of(manager)
         self.manager = manager
         self.policy: Any = policy
         self._n = n = manager.env_num
@@ -97,7 +97,7 @@ class RolloutCollector:
         self._may_lose = config.on_exhausted == "drop" or not math.isinf(config.episode_num)
         # A batch that was shown may be kept, and stays as it was.
         self._puts_in_place = config.copy_on_get is True and on_batch is None
-        self._seeds = seeds_by_env(config.seed, n)
+        self._seeds = seeds_of(manager)
         self._on_batch = on_batch
         self._info_keys = keys_of_infos(info_keys)
         self._clock = clock
