@@ -58,7 +58,8 @@ class BatchPolicyCaller:
             starts: (n,) whose episodes begin; None: none does.
 
         Raises:
-            ActionError: a recurrent policy returned no state, or none that fits; or extras are none.
+            ActionError: a recurrent policy returned no state, or none that fits; or the extras of
+                a policy are no mapping.
         """
         given = None
         if states is None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
@@ -76,7 +78,9 @@ def check_layouts(manager: Any, collector: str) -> None:
     Raises:
         ConfigError: their spaces have different layouts.
     """
-    for name, spaces in zip(("observation", "action"), zip(*spaces_of(manager)), strict=True):
+    spaces_by_env = spaces_of(manager)
+    for k, name in enumerate(("observation", "action")):
+        spaces = [pair[k] for pair in spaces_by_env]
         layouts = [codec_of(space).structure for space in spaces]
         odd = [env_id for env_id, layout in enumerate(layouts) if layout != layouts[0]]
         if odd:
@@ -87,13 +91,14 @@ def check_layouts(manager: Any, collector: str) -> None:
             )
 
 
-def check_count(name: str, value: int) -> None:
+def check_count(name: str, value: Any) -> None:
     """Refuse a number of steps or episodes that makes no sense.
 
     Raises:
         ConfigError: it is no integer >= 1.
     """
-    if type(value) is not int or value < 1:
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or value < 1:
         raise ConfigError(f"{name} is {value!r}, but must be an integer >= 1")
 
 

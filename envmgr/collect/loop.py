@@ -73,7 +73,7 @@ class CollectLoop:
         if policy is None:
             policy = RandomPolicy.of(manager)
         self.manager = manager
-        self.policy = policy
+        self._policy = policy
         self.episodes: list[EpisodeRecord] = []
         self.policy_s = 0.0
         self._caller = PolicyCaller(policy, self._own if self._keeps else None)
@@ -90,6 +90,11 @@ class CollectLoop:
         self._pending: set[int] = set()
         self._iteration: weakref.ref[Generator[Any, None, None]] | None = None
         self._began_s = 0.0
+
+    @property
+    def policy(self) -> Any:
+        """The policy; for another one make another collector."""
+        return self._policy
 
     @property
     def statistics(self) -> CollectStatistics:

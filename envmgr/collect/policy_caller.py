@@ -25,6 +25,7 @@ from envmgr.spaces import (
     split_batch,
     stacked,
 )
+from envmgr.spaces.interrupts import pass_interrupt_on
 
 
 class Acted(NamedTuple):
@@ -50,7 +51,8 @@ class PolicyCaller:
 
     Args:
         policy: the policy.
-        own: makes an observation of an env one that stays as it is, if steps are kept; None if they are not.
+        own: makes an observation of an env one that stays as it is, if steps are kept; None if
+            they are not.
     """
 
     def __init__(self, policy: Any, own: Callable[[int, Any], Any] | None) -> None:
@@ -131,7 +133,8 @@ def _recorded(name: str, value: Any, env_id: int) -> Any:
         return copied(as_batch(value))
     except (ValueError, TypeError, KeyError):
         return copied(value)  # of no shape: it becomes an object
-    except Exception as error:
+    except Exception as error:  # a tensor's own, of one that has a gradient
+        pass_interrupt_on(error)
         raise ActionError(
             f"what the policy returned as {name} for env {env_id} cannot become an array: {error}. "
             "Nothing was sent to any env."

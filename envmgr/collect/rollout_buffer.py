@@ -320,11 +320,14 @@ class RolloutBuffer:
             self.rewards = room
         self.rewards[where] = rewards
 
-    def put_infos(self, where: Any, columns: Mapping[str, Any], keys: Sequence[str]) -> None:
+    def put_infos(self, where: Any, batch: ArrayBatch, keys: Sequence[str]) -> None:
         """Put in what envs have told under some keys; for collectors."""
+        columns = batch.info_columns
         for key in keys:
             column, room = columns.get(key), self.infos.get(key)
-            if not isinstance(column, InfoColumn):  # none has it, or it is a dict
+            if isinstance(column, Mapping):
+                column = _of_dicts(batch.infos, key)
+            if column is None:  # none has it
                 if room is not None:
                     room.values[where] = None if room.values.dtype == object else 0
                     room.present[where] = False
@@ -464,7 +467,13 @@ class RolloutBuffer:
         if values is None:
             states = None if self.states is None else _merged(self.states)
             values = self._valued(value_fn, _merged(self.obs), states, self.terminated.shape)
-        values = np.asarray(values, np.float64).reshape(self.terminated.shape)
+        values, shape = np.asarray(values, np.float64), self.terminated.shape
+        if values.shape not in (shape, (*shape, 1)):
+            raise ConfigError(
+                f"the values have shape {values.shape}; there should be one for each observation, "
+                f"in the shape {shape}"
+            )
+        values = values.reshape(shape)
         return gae(
             rewards,
             values,
@@ -576,6 +585,15 @@ def _objects(values: npt.NDArray[Any], depth: int = 1) -> npt.NDArray[Any]:
         value = values[index]
         found[index] = value.item() if isinstance(value, np.generic) else value
     return found
+
+
+def _of_dicts(infos: Sequence[Any], key: str) -> InfoColumn:
+    """Return what infos have under a key that is a dict in some of them."""
+    present = np.array([isinstance(info, dict) and key in info for info in infos], np.bool_)
+    values = np.empty(len(infos), object)
+    for k in present.nonzero()[0].tolist():
+        values[k] = infos[k][key]
+    return InfoColumn.of(values, present, None)
 
 
 def _of_objects(room: InfoColumn) -> InfoColumn:

@@ -21,7 +21,15 @@ from envmgr.core import ArrayBatch
 from envmgr.core.collect import BatchInfos, GivenInfos
 from envmgr.core.journal import Fate
 from envmgr.errors import ConfigError
-from envmgr.normalizing.moments import Floats, Moments, array_like, loaded, no_moments, saved
+from envmgr.normalizing.moments import (
+    Floats,
+    Moments,
+    array_like,
+    as_moments,
+    loaded,
+    no_moments,
+    saved,
+)
 from envmgr.normalizing.state import OF_EPISODES, State, no_state
 from envmgr.spaces import codec_of, indexed
 from envmgr.spaces.normalized import box_paths, leaf_at, missing_keys, with_boxes, with_leaves
@@ -67,7 +75,7 @@ class Normalization:
         self._space: Any = None
         self._codec = codec_of(None)
         self._paths: list[Any] = []
-        self._given: Mapping[str, Any] | None = None
+        self._given: dict[str, Moments] | None = None  # loaded before the space is known
         self._pending: tuple[Fate | None, State] | None = None
         self._state = no_state(env_num, clock())
 
@@ -104,12 +112,18 @@ class Normalization:
                 "manager.normalize_obs is true, but there is no Box to normalise in the "
                 f"observation space {short_text(space)}{under}. Turn it off."
             )
+        given = self._given
+        kept = None if given is None else self.state_dict(episodes=True)
+        self._given = None
         self._space, self._codec, self._paths = space, codec_of(space), paths
         shapes = [leaf.shape for leaf in self._codec.structure.leaves if leaf.path in paths]
         self._state = self._state._replace(obs=tuple(map(no_moments, shapes)))
-        given, self._given = self._given, None
-        if given is not None:
-            self.load_state_dict(given)
+        if kept is not None:
+            try:
+                self.load_state_dict(kept)
+            except ConfigError:
+                self._space, self._given = None, given  # the next launch refuses them, too
+                raise
 
     def _shown(self, description: EnvDescription) -> EnvDescription:
         section = self._section
@@ -286,6 +300,8 @@ class Normalization:
         return float(self._settled().reward.variance)
 
     def _named(self) -> dict[str, Moments]:
+        if self._given is not None:
+            return self._given
         names = [path_text(path) if path else "" for path in self._paths]
         return dict(zip(names, self._settled().obs, strict=True))
 
@@ -316,14 +332,15 @@ class Normalization:
         try:
             if state_dict["version"] != VERSION:
                 raise ValueError(f"it has version {state_dict['version']!r}, not {VERSION}")
+            state, named, given = self._settled(), self._named(), None
             if self._with_obs and self._space is None:
-                self._given = dict(state_dict)
-                return
-            state, named = self._settled(), self._named()
+                named = given = {name: as_moments(one) for name, one in state_dict["obs"].items()}
             if set(state_dict["obs"].keys()) != set(named):
                 raise ValueError(f"it is of {sorted(state_dict['obs'])}, not of {sorted(named)}")
             state = state._replace(
-                obs=tuple(loaded(state_dict["obs"][name], own) for name, own in named.items()),
+                obs=tuple(loaded(state_dict["obs"][name], own) for name, own in named.items())
+                if given is None
+                else state.obs,
                 reward=loaded(state_dict["reward"], state.reward),
             )
             columns = state_dict.get("episodes", {})
@@ -336,7 +353,7 @@ class Normalization:
                 f"these statistics do not fit: {reason}. Give what state_dict() of a manager of "
                 "equal envs and options returned."
             ) from error
-        self._state = state
+        self._state, self._given = state, given
 
 
 def normalization_of(config: ManagerConfig, env_num: int) -> Normalization | None:

@@ -184,7 +184,9 @@ def test_envs_of_different_spaces_keep_their_own() -> None:
         assert [one.obs.shape[1:] for one in found] == [(2,), (9,)]
         assert [one.obs.dtype for one in found] == [np.float32, np.float64]
         assert set(found[1].actions.tolist()) > {0, 1}  # random, of the env's own space
-        with pytest.raises(ConfigError, match=r"the observation space of env 1 is Box.*EpisodeColl"):
+        with pytest.raises(
+            ConfigError, match=r"the observation space of env 1 is Box.*EpisodeColl"
+        ):
             RolloutCollector(manager, n_steps=2)
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from hypothesis import given, settings
 
 from envmgr import make
 from envmgr.collect import PolicyStep, RolloutBuffer, RolloutCollector, gae
+from envmgr.core import ArrayBatch
 from envmgr.errors import ActionError, ConfigError, StateError
 from envmgr.spaces import indexed
 from tests.fakes import FakeClock
@@ -350,6 +352,26 @@ class TestBuffers:
         with pytest.raises(ActionError, match="tool does not fit: the dtype is"):
             collector_of(FakeArrays([[(5, "truncated")]]), policy, 3).collect()
 
+    def test_what_envs_without_more_episodes_came_to_is_there(self) -> None:
+        manager = FakeArrays([[(3, "lost")], [(9, "truncated")]])
+        rollout = collector_of(manager, Critic(), 6).collect()
+        assert rollout.lengths.tolist() == [3, 6]
+        assert rollout.last_obs.tolist() == [[0, 0, 2], [1, 0, 6]]
+
+    def test_infos_that_are_dicts_are_objects(self) -> None:
+        batch = ArrayBatch(
+            np.arange(2),
+            np.zeros(2),
+            np.zeros(2),
+            *np.zeros((2, 2), np.bool_),
+            [{"d": {"x": 1}}, {}],
+        )
+        buffer = RolloutBuffer(Discrete(2), 2, 2)
+        buffer.put_infos(1, batch, ["d"])
+        values, present = buffer.infos["d"]
+        assert values[1].tolist() == [{"x": 1}, None]
+        assert present[1].tolist() == [True, False]
+
     def test_batches_are_shown(self) -> None:
         seen: list[Any] = []
         manager = FakeArrays([[(3, "truncated")]])
@@ -452,6 +474,13 @@ class TestBuffers:
         collector.collect()
         collector.reset()
         assert collector.statistics.steps == 2
+        collector.collect()
+        ended = collector_of(FakeArrays([[(1, "truncated")]]), Critic(), 1)
+        for number in range(3):
+            (episode,) = ended.collect().episodes
+            assert episode.number == episode.nth == number
+            ended.reset()
+        collector.reset()
         assert collector.collect().episode_starts.tolist() == [[True], [False]]
 
 
@@ -573,6 +602,28 @@ class TestRefusals:
             rollout.gae()
         with pytest.raises(ConfigError, match=r"shape \(1,\) for 2 observations"):
             rollout.gae(lambda obs: np.zeros(1))
+
+    def test_values_in_another_shape(self) -> None:
+        plans = [[(2, "truncated")]] * 3
+        rollout = collector_of(FakeArrays(plans), lambda obs: [0] * 3, 2).collect()
+        values = rollout.rewards * 1.0
+        expected = rollout.gae(values_of, values=values).advantages
+        assert (rollout.gae(values_of, values=values[..., None]).advantages == expected).all()
+        for odd in (values.T, values.ravel(), values[:1], values[None]):
+            with pytest.raises(ConfigError, match="the values have shape"):
+                rollout.gae(values_of, values=odd)
+
+    def test_the_policy_of_a_collector_stays(self) -> None:
+        collector: Any = collector_of(FakeArrays([[(3, "truncated")]]), Critic(), 2)
+        with pytest.raises(AttributeError):
+            collector.policy = None
+        assert isinstance(collector.policy, Critic)
+
+    def test_keys_that_rollouts_have_themselves(self) -> None:
+        plans = [[(3, "truncated")]]
+        with pytest.raises(ConfigError, match=r"names \['terminated'\], which rollouts have"):
+            collector_of(FakeArrays(plans), Critic(), 2, info_keys=["x", "terminated"])
+        assert collector_of(FakeArrays(plans), Critic(), np.int64(2)).collect().is_complete
 
 
 def test_gae_of_one_env_is_that_of_many() -> None:

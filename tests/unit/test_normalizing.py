@@ -232,6 +232,24 @@ def test_frozen_statistics_stay_and_are_used() -> None:
     assert evaluated.state_dict()["obs"][""]["n_seen"] == 4
 
 
+def test_what_was_loaded_before_the_launch_is_there() -> None:
+    keys = {"normalize_obs": True, "normalize_reward": True}
+    trained = normalization(2, **keys)
+    trained.timesteps({i: step(np.full(2, i), float(i)) for i in range(2)}, fate())
+    saved = trained.state_dict()
+    made = Normalization(ManagerConfig.from_mapping(keys), 2)
+    made.load_state_dict(saved)
+    assert pickle.dumps(made.state_dict()) == pickle.dumps(saved)
+    assert made.obs_mean[""].tolist() == [0.5, 0.5]
+    assert made.return_variance == trained.return_variance
+    for _ in range(2):  # nothing is forgotten by a launch that refuses it
+        with pytest.raises(ConfigError, match="do not fit"):
+            made.adopt([described(Box(-1, 1, (3,)))])
+        assert pickle.dumps(made.state_dict()) == pickle.dumps(saved)
+    made.adopt([described(SPACE)])
+    assert pickle.dumps(made.state_dict()) == pickle.dumps(saved)
+
+
 def test_a_run_goes_on_from_its_state() -> None:
     keys = {"normalize_obs": True, "normalize_reward": True, "episode_statistics": True}
     one, other = normalization(2, **keys), normalization(2, **keys)
