@@ -315,6 +315,8 @@ def test_keys_that_observations_do_not_have_are_named() -> None:
     keys, space = {"keys": ["speed", "camra"]}, Dict(camera=Box(0, 1, (2,)), speed=Box(0, 1))
     with pytest.raises(UnknownKeyError, match=r"'camra' in .*\.keys: did you mean 'camera'\?"):
         normalization(1, space, normalize_obs=True, normalization=keys)
+    with pytest.raises(ConfigError, match=r"no Box to normalise .* under \['speed', 'camra'\]"):
+        normalization(1, normalize_obs=True, normalization=keys)
 
 
 def test_what_cannot_be_normalised_is_refused() -> None:
