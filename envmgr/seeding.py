@@ -10,6 +10,7 @@ import numpy as np
 
 from envmgr.errors import ConfigError, UnknownEnvError
 from envmgr.spaces.agents import random_action
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import Unreadable, read_dict, read_list, short_text
 from envmgr.texts import counted
 
@@ -134,6 +135,15 @@ def seeds_of_spaces(seed: int) -> list[int]:
     return list(map(int, sequence.generate_state(2)))
 
 
+def own_space(space: Any) -> Any:
+    """Return a copy of a space; the space itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(space)
+    except Exception as error:  # of a class of the user's
+        pass_interrupt_on(error)
+        return space
+
+
 class Samplers:
     """Draws random actions from one stream for each env, so that timing cannot mix them up.
 
@@ -141,11 +151,11 @@ class Samplers:
         action_spaces: the space of each env.
 
     Attributes:
-        spaces: copies of them, with the state of each stream.
+        spaces: copies of them, as far as they can be copied, with the state of each stream.
     """
 
     def __init__(self, action_spaces: Sequence[Any]) -> None:
-        self.spaces = [copy.deepcopy(space) for space in action_spaces]
+        self.spaces = [own_space(space) for space in action_spaces]
 
     def seed(self, seeds: Mapping[int, int | None]) -> None:
         """Seed the streams of some envs."""

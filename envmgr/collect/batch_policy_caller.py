@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.collect.policies import BatchPolicy, PolicyStep
+from envmgr.collect.policies import (
+    BatchPolicy,
+    PolicyStep,
+    RandomPolicy,
+    check_rows,
+    parts_of,
+    unfit,
+)
 from envmgr.collect.rollout_buffer import Bools, Ints, put_in
 from envmgr.errors import ActionError
 from envmgr.spaces import as_batch, codec_of, put_rows, rows_of, zeros_for
@@ -18,7 +25,7 @@ class BatchPolicyCaller:
     """Calls a policy, and keeps what a recurrent one has returned until its step has been taken.
 
     Args:
-        policy: see `RolloutCollector`.
+        policy: see `RolloutCollector`; of a `RandomPolicy` each env has its own actions.
         action_space: of one env.
         n: number of envs.
 
@@ -36,7 +43,8 @@ class BatchPolicyCaller:
         self.initial: Any = None
         self.next_states: Any = None
         if hasattr(policy, "initial_state"):
-            self.initial = as_batch(policy.initial_state(n))
+            initial = as_batch(policy.initial_state(n))
+            self.initial = rows_of(initial, self._every)  # the policy may use its own again
 
     def choose(
         self, env_ids: Ints, obs: Any, states: Any, starts: Bools | None
@@ -50,24 +58,27 @@ class BatchPolicyCaller:
             starts: (n,) whose episodes begin; None: none does.
 
         Raises:
-            ActionError: a recurrent policy returned no state.
+            ActionError: a recurrent policy returned no state, or none that fits; or the extras of
+                a policy are no mapping.
         """
+        given = None
         if states is None:
-            given, step = None, self._policy(obs)
+            is_random = type(self._policy) is RandomPolicy
+            step = self._random(env_ids) if is_random else self._policy(obs)
         else:
-            given = rows_of(states, env_ids)
-            step = self._policy(
-                obs, given, (self._none_begins if starts is None else starts)[env_ids]
-            )
+            begins = (self._none_begins if starts is None else starts)[env_ids]
+            step = self._policy(obs, rows_of(states, env_ids), begins)
             self._keep(env_ids, step)
-        actions, extras = step, _NOTHING
-        if type(step) is PolicyStep:
-            actions, extras, _ = step
+            given = rows_of(states, env_ids)  # once more: the policy may have changed its own
+        actions, extras, _ = parts_of(step)
         if type(actions) is not np.ndarray:
             actions = self._actions.stack(actions) if type(actions) is list else as_batch(actions)
         if extras:
             extras = {name: as_batch(rows) for name, rows in extras.items()}
         return actions, extras, given
+
+    def _random(self, env_ids: Ints) -> Any:
+        return list(self._policy(dict.fromkeys(env_ids.tolist())).values())
 
     def _keep(self, env_ids: Ints, step: Any) -> None:
         if type(step) is not PolicyStep or step.state is None:
@@ -76,9 +87,13 @@ class BatchPolicyCaller:
                 f"the next state of each env, found {short_text(step)}. Nothing was sent"
             )
         new = as_batch(step.state)
+        check_rows("state", new, len(env_ids), self.initial)
         if self.next_states is None:
             self.next_states = zeros_for(new, len(self._every))
-        self.next_states = put_in(self.next_states, env_ids, new)
+        try:
+            self.next_states = put_in(self.next_states, env_ids, new)
+        except (ValueError, TypeError) as error:
+            raise unfit("state", len(env_ids), error) from error
 
     def states_after_step(self, states: Any, env_ids: Ints, ended: Ints) -> Any:
         """Return the states of all envs after steps of these, some of which ended episodes."""
@@ -87,9 +102,6 @@ class BatchPolicyCaller:
         if len(ended):
             put_rows(after, ended, rows_of(self.initial, ended))
         return after
-
-
-_NOTHING: Mapping[str, Any] = {}
 
 
 def hint_of_form(actions: Any) -> str:

@@ -30,7 +30,8 @@ class Collector(CollectLoop):
         policy: `{env_id: obs} -> {env_id: action}`; None for random actions that follow from the
             manager's seed. See `envmgr.collect.policies` for what else it may return, and for
             policies with states.
-        on_episode: called with the record of each episode that ended, in order.
+        on_episode: called with the record of each episode that ended, in order. Who has not
+            returned, as it raised, is called with it again by the next collection.
         keep_episodes: whether `episodes` keeps all records; off for runs without end.
         clock: monotonic seconds.
         loop: reads observations and steps; None for a `ManagerLoop` of the manager.

@@ -7,8 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.errors import ConfigError
+from envmgr.spaces import codec_of
 from envmgr.spaces.reading import short_text
 
 
@@ -35,7 +38,7 @@ class Goal:
         """Return how many actions may be sent besides those under way."""
         if math.isinf(self._steps):
             return sys.maxsize
-        return int(self._steps) - statistics.steps - n_pending
+        return max(int(self._steps) - statistics.steps - n_pending, 0)
 
     def may_join(self, statistics: CollectStatistics, n_under_way: int, n_waiting: int) -> int:
         """Return how many of the waiting envs may take part besides those under way."""
@@ -57,13 +60,45 @@ def check_manager(manager: Any, collector: str) -> None:
         )
 
 
-def check_count(name: str, value: int) -> None:
+def spaces_of(manager: Any) -> list[tuple[Any, Any]]:
+    """Return the observation and the action space of each env of a manager."""
+    if manager.cfg.same_spaces:
+        return [(manager.observation_space, manager.action_space)] * manager.env_num
+    return list(manager.env_spaces)
+
+
+def seeds_of(manager: Any) -> dict[int, int | None]:
+    """Return what each env of a manager was seeded with, in the config or by `seed`."""
+    return dict(manager._seeds.of_envs)
+
+
+def check_layouts(manager: Any, collector: str) -> None:
+    """Refuse envs whose observations, or actions, are no rows of one array.
+
+    Raises:
+        ConfigError: their spaces have different layouts.
+    """
+    spaces_by_env = spaces_of(manager)
+    for k, name in enumerate(("observation", "action")):
+        spaces = [pair[k] for pair in spaces_by_env]
+        layouts = [codec_of(space).structure for space in spaces]
+        odd = [env_id for env_id, layout in enumerate(layouts) if layout != layouts[0]]
+        if odd:
+            raise ConfigError(
+                f"{collector} has one array for all envs, but the {name} space of env {odd[0]} is "
+                f"{short_text(spaces[odd[0]])}, and that of env 0 {short_text(spaces[0])}. Collect "
+                "with StepCollector or EpisodeCollector, or wrap the envs so that they are alike."
+            )
+
+
+def check_count(name: str, value: Any) -> None:
     """Refuse a number of steps or episodes that makes no sense.
 
     Raises:
         ConfigError: it is no integer >= 1.
     """
-    if type(value) is not int or value < 1:
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or value < 1:
         raise ConfigError(f"{name} is {value!r}, but must be an integer >= 1")
 
 

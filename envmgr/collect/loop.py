@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from copy import copy
+from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from envmgr.collect.goals import Goal, check_goal, check_manager
-from envmgr.collect.policies import Policy, RandomPolicy, policy_seed
+from envmgr.collect.goals import Goal, check_goal, check_manager, seeds_of
+from envmgr.collect.policies import Policy, RandomPolicy
 from envmgr.collect.policy_caller import Acted, PolicyCaller
 from envmgr.collect.records import EpisodeRecord, OpenEpisode, as_return, flag_of
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.errors import NothingReadyError, StateError
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import ManagerLoop, failure_text
-from envmgr.seeding import seeds_by_env
 from envmgr.types import Clock, EnvTimestep, monotonic
 
 
@@ -30,6 +30,8 @@ class Books(NamedTuple):
         n_ended: how many episodes of each env have ended.
         n_kept: how many of the episodes that were kept count.
         applied: what the manager gave last of what is in the books.
+        ended: the episodes that ended with that.
+        told: one for each of those that `on_episode` has returned for.
     """
 
     open: dict[int, OpenEpisode]
@@ -37,6 +39,8 @@ class Books(NamedTuple):
     n_ended: dict[int, int]
     n_kept: int
     applied: Any
+    ended: Sequence[EpisodeRecord]
+    told: list[None]
 
 
 class CollectLoop:
@@ -66,11 +70,10 @@ class CollectLoop:
         statistics: CollectStatistics | None = None,
     ) -> None:
         check_manager(manager, type(self).__name__)
-        seed = getattr(getattr(manager, "cfg", None), "seed", None)
         if policy is None:
-            policy = RandomPolicy(None, manager.action_space, policy_seed(seed))
+            policy = RandomPolicy.of(manager)
         self.manager = manager
-        self.policy = policy
+        self._policy = policy
         self.episodes: list[EpisodeRecord] = []
         self.policy_s = 0.0
         self._caller = PolicyCaller(policy, self._own if self._keeps else None)
@@ -79,14 +82,19 @@ class CollectLoop:
         self._clock = clock
         self._loop = loop or ManagerLoop(manager)
         self._together = list(getattr(manager, "stepped_together", ()))
-        self._seeds = seeds_by_env(seed, manager.env_num)
+        self._seeds = seeds_of(manager)
         statistics = CollectStatistics() if statistics is None else statistics.copied()
         self._n_before = statistics.n_ended
-        self._books = Books({}, statistics, {}, 0, None)
+        self._books = Books({}, statistics, {}, 0, None, (), [])
         self._acted: dict[int, Acted] = {}
         self._pending: set[int] = set()
         self._iteration: weakref.ref[Generator[Any, None, None]] | None = None
         self._began_s = 0.0
+
+    @property
+    def policy(self) -> Any:
+        """The policy; for another one make another collector."""
+        return self._policy
 
     @property
     def statistics(self) -> CollectStatistics:
@@ -155,6 +163,7 @@ class CollectLoop:
 
     def _resume(self, into: list[EpisodeRecord] | None) -> None:
         """Make up for what an interrupt has left of the last iteration."""
+        self._tell()
         gathered = self._loop.gathered
         if gathered and gathered[0] is not self._books.applied:
             self._account(self._loop.latest(), into)
@@ -257,12 +266,18 @@ class CollectLoop:
         if self._keep_episodes:
             self.episodes[books.statistics.n_ended - self._n_before :] = records
         self._pending.difference_update(timesteps)  # first: what is in the books is over
-        self._books = Books(under_way, statistics, n_ended, n_kept, self._loop.gathered[0])
+        applied = self._loop.gathered[0]
+        self._books = Books(under_way, statistics, n_ended, n_kept, applied, records, [])
         if into is not None:
             into += records
-        if self._on_episode is not None:
-            for record in records:
-                self._on_episode(record)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Call `on_episode` for the episodes that it has not returned for."""
+        ended, told = self._books[5:]
+        if self._on_episode is not None and len(told) < len(ended):
+            # In one go: once it has returned, that is noted, wherever an interrupt comes.
+            told.extend(map(self._on_episode, islice(ended, len(told), None)))
 
     def _record_of(
         self,
@@ -290,7 +305,7 @@ class CollectLoop:
             ended_s=statistics.elapsed_s,
         )
 
-    def _own(self, obs: Any) -> Any:
+    def _own(self, env_id: int, obs: Any) -> Any:
         """Return an observation that stays as it is; asked where steps are kept."""
         return obs
 

@@ -29,18 +29,20 @@ the stacked treetensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from envmgr.collect.goals import seeds_of, spaces_of
 from envmgr.config.imports import FilePolicy, import_object
 from envmgr.env.contract import takes
 from envmgr.errors import ActionError, ConfigError
 from envmgr.seeding import Samplers
-from envmgr.spaces import codec_of
+from envmgr.spaces import leafwise
+from envmgr.spaces.reading import short_text
 
 Policy = Callable[[dict[int, Any]], Mapping[int, Any]]
 """Chooses an action for each env_id of the observations it gets."""
@@ -87,8 +89,16 @@ class RandomPolicy:
 
     def __init__(self, observation_space: Any, action_space: Any, seed: int | None = None) -> None:
         self._action_space = action_space
+        self._spaces: Sequence[Any] = ()
         self._entropy = np.random.SeedSequence(seed).entropy
         self._streams: dict[int, Samplers] = {}
+
+    @classmethod
+    def of(cls, manager: Any) -> RandomPolicy:
+        """Return one for the envs of a manager, which follows from their seeds."""
+        made = cls(None, None, policy_seed(seeds_of(manager)))
+        made._spaces = [acted for _, acted in spaces_of(manager)]
+        return made
 
     def __call__(self, obs: Mapping[int, Any]) -> dict[int, Any]:
         """Return a random action for each env of `obs`."""
@@ -99,37 +109,85 @@ class RandomPolicy:
         if stream is None:
             # Not `seed + env_id`, which is what the env itself is seeded with.
             sequence = np.random.SeedSequence(self._entropy, spawn_key=(env_id,))
-            stream = self._streams[env_id] = Samplers([self._action_space])
+            space = self._spaces[env_id] if self._spaces else self._action_space
+            stream = self._streams[env_id] = Samplers([space])
             stream.seed({0: int(sequence.generate_state(1)[0])})
         return stream
 
 
-class RandomBatchPolicy:
-    """As `RandomPolicy`, for batches: its state says which env a row belongs to.
+def parts_of(step: Any) -> Any:
+    """Return what a policy returned as (actions, extras, state).
+
+    Raises:
+        ActionError: its extras are no mapping.
+    """
+    if type(step) is not PolicyStep:
+        return step, _NOTHING, None
+    if not isinstance(step.extras, Mapping):
+        raise ActionError(
+            f"the extras of a PolicyStep should be a mapping of names, {{}} if there are none; "
+            f"found {short_text(step.extras)}. Nothing was sent to any env."
+        )
+    return step
+
+
+def check_names(extras: Mapping[str, Any], before: Collection[str]) -> None:
+    """Refuse extras of other names than before.
+
+    Raises:
+        ActionError: they are.
+    """
+    if extras.keys() != set(before):
+        raise ActionError(
+            f"the policy returned the extras {sorted(extras)}, and {sorted(before)} before; it "
+            "should return the same ones each time. Nothing was sent to any env."
+        )
+
+
+def check_rows(name: str, batch: Any, count: int, like: Any = None, axes: int = 1) -> None:
+    """Refuse a batch that has not one row for each observation.
 
     Args:
-        action_space: what to sample.
-        seed: of all streams; None takes fresh entropy.
+        name: what it is.
+        batch: what a policy returned.
+        count: of the observations.
+        like: what has rows of the right shapes, nested likewise; None if any shape is right.
+        axes: how many axes that has before its rows.
+
+    Raises:
+        ActionError: it has not, or its rows have other shapes than those of `like`.
     """
 
-    def __init__(self, action_space: Any, seed: int | None = None) -> None:
-        self._codec = codec_of(action_space)
-        self._policy = RandomPolicy(None, action_space, seed)
+    def check(part: Any, *others: Any) -> None:
+        if part.shape[:1] != (count,):
+            raise ValueError(f"{len(part)} rows" if part.ndim else "one value")
+        for other in others:
+            if part.shape[1:] != other.shape[axes:]:
+                raise ValueError(f"rows of shape {part.shape[1:]}, not {other.shape[axes:]}")
 
-    def initial_state(self, n: int) -> Any:
-        """Return the env_ids."""
-        return np.arange(n)
+    try:
+        leafwise(check, batch, *(() if like is None else (like,)))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise unfit(name, count, error) from error
 
-    def __call__(self, obs: Any, state: Any, episode_starts: Any) -> PolicyStep:
-        """Return a random action for each row."""
-        actions = self._policy(dict.fromkeys(state.tolist()))
-        return PolicyStep(self._codec.stack(list(actions.values())), state=state)
+
+def unfit(name: str, count: int, error: Exception) -> ActionError:
+    """Return an error for a part of what a policy returned that is refused."""
+    return ActionError(
+        f"what the policy returned as {name} does not fit: {error}. It should have one row "
+        f"for each of the {count} observations, and the same shape each time. Nothing was "
+        "sent to any env."
+    )
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def policy_seed(seed: int | Sequence[int | None] | Mapping[int, int | None] | None) -> int | None:
     """Return the one seed of a policy that follows from `manager.seed`, whatever its form.
 
-    An integer is taken as it is; from a list or a mapping one is derived.
+    An integer is taken as it is, as are the seeds that the envs have from it; from others one is
+    derived.
     """
     if seed is None or isinstance(seed, (int, np.integer)):
         return None if seed is None else int(seed)
@@ -137,6 +195,9 @@ def policy_seed(seed: int | Sequence[int | None] | Mapping[int, int | None] | No
     given = [(int(env_id), int(one)) for env_id, one in by_env.items() if one is not None]
     if not given:
         return None
+    first = {one - env_id for env_id, one in given}
+    if len(first) == 1 and min(first) >= 0:
+        return first.pop()
     words = [word for pair in sorted(given) for word in pair]
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 

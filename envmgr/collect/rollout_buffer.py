@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.collect.gae import Advantages, gae
+from envmgr.collect.policies import check_names, check_rows, unfit
 from envmgr.collect.records import EpisodeRecord, as_return
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.core import ArrayBatch, InfoColumn
-from envmgr.errors import ActionError, ConfigError, StateError
+from envmgr.errors import ConfigError, StateError
 from envmgr.spaces import (
     as_batch,
     codec_of,
@@ -221,6 +222,8 @@ class RolloutBuffer:
         lengths: (n,): how many steps of each env there are. T, unless the rollout is not complete,
             or an env has no more episodes.
         recorded: how much of it is filled; the collector's.
+        has_form: there are arrays for actions, extras and states, whose rows have shapes that the
+            envs take; the collector's.
     """
 
     def __init__(
@@ -248,7 +251,7 @@ class RolloutBuffer:
         self._value_fn = value_fn
         self._all_ends: list[Ends] = []
         self._all_episodes: list[EpisodeRecord] = []
-        self._is_put = False
+        self.has_form = False
 
     @property
     def lengths(self) -> Ints:
@@ -269,38 +272,31 @@ class RolloutBuffer:
         Raises:
             ActionError: it has not one row for each observation, or differs from what was before.
         """
-        if extras.keys() != self.extras.keys():
-            if self._is_put:
-                raise ActionError(
-                    f"the policy returned the extras {sorted(extras)}, and {sorted(self.extras)} "
-                    "before; it should return the same ones each time"
-                )
+        if self.has_form:
+            check_names(extras, self.extras)
+        else:
+            for name, rows in {"actions": actions, **extras}.items():
+                check_rows(name, rows, count)
             self.extras = {name: self._room(rows) for name, rows in extras.items()}
-        if not self._is_put:
             self.actions = self._room(actions)
             self.states = None if states is None else self._room(states)
-            self._is_put = True
+            self.has_form = True
+        room = self.actions
+        is_plain = type(actions) is np.ndarray and type(room) is np.ndarray  # mostly
+        if not is_plain or actions.shape != (count, *room.shape[2:]):
+            check_rows("actions", actions, count, room, 2)
+        for name, rows in extras.items():
+            check_rows(name, rows, count, self.extras[name], 2)
         name = "actions"
         try:
-            if type(actions) is np.ndarray and type(self.actions) is np.ndarray:  # mostly
-                _check_rows(actions, count)
-                if actions.dtype is not self.actions.dtype:
-                    self.actions = _widened(self.actions, actions.dtype)
-                self.actions[where] = actions
-            else:
-                self.actions = put_in(self.actions, where, actions)
+            self.actions = put_in(room, where, actions)
             for name, rows in extras.items():
-                _check_rows(rows, count)
                 self.extras[name] = put_in(self.extras[name], where, rows)
             if states is not None:
                 name = "state"
                 self.states = put_in(self.states, where, states)
         except (ValueError, TypeError, KeyError) as error:
-            raise ActionError(
-                f"what the policy returned as {name} does not fit: {error}. It should have one row "
-                f"for each of the {count} observations, and the same shape each time. Nothing was "
-                "sent to any env."
-            ) from error
+            raise unfit(name, count, error) from error
 
     def put_rewards(self, where: Any, rewards: npt.NDArray[Any]) -> None:
         """Put in what envs gave; for collectors.
@@ -324,11 +320,14 @@ class RolloutBuffer:
             self.rewards = room
         self.rewards[where] = rewards
 
-    def put_infos(self, where: Any, columns: Mapping[str, Any], keys: Sequence[str]) -> None:
+    def put_infos(self, where: Any, batch: ArrayBatch, keys: Sequence[str]) -> None:
         """Put in what envs have told under some keys; for collectors."""
+        columns = batch.info_columns
         for key in keys:
             column, room = columns.get(key), self.infos.get(key)
-            if not isinstance(column, InfoColumn):  # none has it, or it is a dict
+            if isinstance(column, Mapping):
+                column = _of_dicts(batch.infos, key)
+            if column is None:  # none has it
                 if room is not None:
                     room.values[where] = None if room.values.dtype == object else 0
                     room.present[where] = False
@@ -468,7 +467,13 @@ class RolloutBuffer:
         if values is None:
             states = None if self.states is None else _merged(self.states)
             values = self._valued(value_fn, _merged(self.obs), states, self.terminated.shape)
-        values = np.asarray(values, np.float64).reshape(self.terminated.shape)
+        values, shape = np.asarray(values, np.float64), self.terminated.shape
+        if values.shape not in (shape, (*shape, 1)):
+            raise ConfigError(
+                f"the values have shape {values.shape}; there should be one for each observation, "
+                f"in the shape {shape}"
+            )
+        values = values.reshape(shape)
         return gae(
             rewards,
             values,
@@ -544,11 +549,18 @@ def _put_in_array(where: Any, room: npt.NDArray[Any], rows: Any) -> npt.NDArray[
 
 
 def _widened(room: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return an array that holds numbers of a dtype, too: the same if it does."""
+    """Return an array that holds numbers, or texts, of a dtype, too: the same if it does.
+
+    Raises:
+        ValueError: one is of texts, and the other is not.
+    """
     of_floats = room.dtype.kind in "fc"
     if np.can_cast(dtype, room.dtype, "same_kind" if of_floats else "safe"):
         return room
-    if not {room.dtype.kind, dtype.kind} <= set("biufc"):  # putting it in will say so
+    kinds = {room.dtype.kind, dtype.kind}
+    if kinds & _TEXTS and not kinds <= _TEXTS:  # numpy would make one of the other
+        raise ValueError(f"the dtype is {dtype}, and was {room.dtype} before")
+    if not kinds <= _TEXTS and not kinds <= set("biufc"):  # putting it in will say so
         return room
     return room.astype(np.promote_types(dtype, room.dtype))
 
@@ -575,16 +587,20 @@ def _objects(values: npt.NDArray[Any], depth: int = 1) -> npt.NDArray[Any]:
     return found
 
 
+def _of_dicts(infos: Sequence[Any], key: str) -> InfoColumn:
+    """Return what infos have under a key that is a dict in some of them."""
+    present = np.array([isinstance(info, dict) and key in info for info in infos], np.bool_)
+    values = np.empty(len(infos), object)
+    for k in present.nonzero()[0].tolist():
+        values[k] = infos[k][key]
+    return InfoColumn.of(values, present, None)
+
+
 def _of_objects(room: InfoColumn) -> InfoColumn:
     """Return what was put in of a key as objects: others are of another type or shape."""
     values = room.values if room.values.dtype == object else _objects(room.values, 2)
     values[~room.present] = None
     return InfoColumn.of(values, room.present, None)
-
-
-def _check_rows(rows: Any, count: int) -> None:
-    if type(rows) is np.ndarray and rows.shape[:1] != (count,):
-        raise ValueError(f"{len(rows)} rows" if rows.ndim else "one value")
 
 
 def _merged(column: Any) -> Any:
@@ -593,3 +609,4 @@ def _merged(column: Any) -> Any:
 
 
 _NONE: Ints = np.empty(0, np.int64)
+_TEXTS = set("US")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from envmgr.collect.batch_policy_caller import BatchPolicyCaller, hint_of_form
-from envmgr.collect.goals import check_count, check_manager, keys_of_infos
-from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
+from envmgr.collect.goals import check_count, check_layouts, check_manager, keys_of_infos, seeds_of
+from envmgr.collect.policies import BatchPolicy, RandomPolicy
 from envmgr.collect.rollout_buffer import (
     Bools,
     Ends,
@@ -24,13 +24,13 @@ from envmgr.collect.rollout_buffer import (
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.core import ArrayBatch
 from envmgr.env.agent_rows import refuse_agents
-from envmgr.errors import ActionError, NothingReadyError, StateError
+from envmgr.errors import ActionError, ConfigError, NothingReadyError, StateError
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import failure_text
-from envmgr.seeding import seeds_by_env
 from envmgr.spaces import put_rows, rows_of
 from envmgr.types import Clock, monotonic
+from envmgr.wire.info_columns import OF_STEPS
 
 
 class RolloutCollector:
@@ -53,7 +53,8 @@ class RolloutCollector:
     the next `collect` goes on with it: no step is lost or recorded twice.
 
     Args:
-        manager: launched; of any kind. It is not closed here, and is to be stepped by nobody else.
+        manager: launched; of any kind, but for vector envs that begin episodes in the next step of
+            the other rows. It is not closed here, and is to be stepped by nobody else.
             After a `reset` of its by hand, call `reset` here.
         policy: see above; None for random actions that follow from the manager's seed.
         n_steps: T.
@@ -68,7 +69,7 @@ class RolloutCollector:
 
     Raises:
         ConfigError: `manager` is none; `n_steps` is no integer >= 1; `info_keys` are no keys; or
-            observations are by agent.
+            observations are by agent; or the spaces of envs have different layouts.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class RolloutCollector:
         check_manager(manager, "RolloutCollector")
         check_count("n_steps", n_steps)
         refuse_agents(manager.observation_space, "RolloutCollector")
+        check_layouts(manager, "RolloutCollector")
         config = manager.cfg
         if policy is None:
-            policy = RandomBatchPolicy(manager.action_space, policy_seed(config.seed))
+            policy = RandomPolicy.of(manager)
         self.manager = manager
-        self.policy: Any = policy
+        self._policy: Any = policy
         self._n = n = manager.env_num
         value_fn = getattr(policy, "value", None)
         self.rollout = RolloutBuffer(manager.observation_space, n_steps, n, value_fn)
@@ -97,9 +99,14 @@ class RolloutCollector:
         self._may_lose = config.on_exhausted == "drop" or not math.isinf(config.episode_num)
         # A batch that was shown may be kept, and stays as it was.
         self._puts_in_place = config.copy_on_get is True and on_batch is None
-        self._seeds = seeds_by_env(config.seed, n)
+        self._seeds = seeds_of(manager)
         self._on_batch = on_batch
         self._info_keys = keys_of_infos(info_keys)
+        if own := OF_STEPS.intersection(self._info_keys):
+            raise ConfigError(
+                f"info_keys names {sorted(own)}, which rollouts have as `rollout.terminated` and "
+                "`rollout.truncated`: leave them out"
+            )
         self._clock = clock
         self._elapsed_s = self._began_s = 0.0
         self._caller = BatchPolicyCaller(policy, manager.action_space, n)
@@ -109,10 +116,16 @@ class RolloutCollector:
         self._n_pending = 0
         self._start(CollectStatistics())
 
-    def _start(self, statistics: CollectStatistics) -> None:
+    def _start(self, statistics: CollectStatistics, n_ended: Ints | None = None) -> None:
         tally = Tally.of(self._n, statistics)
+        tally = tally if n_ended is None else tally._replace(n_ended=n_ended)
         starts = np.ones(self._n, np.bool_)
         self.rollout.begin(starts, self._caller.initial, tally)
+
+    @property
+    def policy(self) -> Any:
+        """The policy; for another one make another collector."""
+        return self._policy
 
     @property
     def statistics(self) -> CollectStatistics:
@@ -154,7 +167,7 @@ class RolloutCollector:
         """Reset all envs, and begin a new rollout; what the present one holds is dropped."""
         self.manager.reset()
         self._has_sent, self._arrived = False, []
-        self._start(self.statistics)
+        self._start(self.statistics, self.rollout.recorded.tally.n_ended)
 
     def _resume(self) -> None:
         """Begin a rollout, or make up for what an interrupt has left of the last call."""
@@ -223,6 +236,7 @@ class RolloutCollector:
             rollout.episode_starts[where] = starts[env_ids]
         chosen = self._caller.choose(env_ids, obs, recorded.states, starts)
         actions, extras, states = chosen
+        had_form = rollout.has_form
         try:
             rollout.put_step(where, count, actions, extras, states)
             if starts is not None and len(begun := env_ids[starts[env_ids]]):
@@ -231,6 +245,7 @@ class RolloutCollector:
             self._has_sent = True
             self.manager.send_arrays(env_ids, actions)
         except ActionError as error:
+            rollout.has_form = had_form  # refused actions say nothing of the shape of right ones
             hint = hint_of_form(actions)
             if not hint:
                 raise
@@ -292,7 +307,7 @@ class RolloutCollector:
         where = recorded.where(env_ids, self._n)
         rollout.put_rewards(where, batch.reward)
         if self._info_keys:
-            rollout.put_infos(where, batch.info_columns, self._info_keys)
+            rollout.put_infos(where, batch, self._info_keys)
         starts: Bools | None = None
         is_last = True
         if type(where) is int:
@@ -335,6 +350,7 @@ class RolloutCollector:
         steps = np.full(len(rows), where) if type(where) is int else where[0][rows]
         ends = Ends(steps, ended, rows_of(batch.obs, rows), self._next_states_of(ended))
         rollout.put_ends(where, batch, abnormal, ends)
+        rollout.put_last(ended, ends.obs, ends.states)  # some have no more episodes
         now = self._clock()
         elapsed_s = now - self._began_s
         tally, records = tally.ended(rollout, ends, failures, self._seeds, now, elapsed_s)

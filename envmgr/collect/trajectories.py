@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envmgr.collect.goals import check_count, keys_of_infos
+from envmgr.collect.goals import check_count, keys_of_infos, spaces_of
 from envmgr.collect.loop import CollectLoop
 from envmgr.collect.policy_caller import Acted
 from envmgr.collect.records import EpisodeRecord, OpenEpisode
@@ -84,7 +84,7 @@ class _Keeping(CollectLoop):
         super().__init__(*args, **kwargs)
         self._info_keys = None if info_keys is None else keys_of_infos(info_keys)
         manager = self.manager
-        self._codec = codec_of(manager.observation_space)
+        self._codecs = [codec_of(observed) for observed, _ in spaces_of(manager)]
         self._are_views = manager.cfg.copy_on_get is not True
         self._pieces: list[_Piece] = []
 
@@ -100,7 +100,7 @@ class _Keeping(CollectLoop):
         steps = [] if episode.steps is None else episode.steps
         at = episode.length - 1 - episode.first
         info = timestep.info if self._info_keys is None else self._kept_of(timestep.info)
-        steps[at:] = [_Step(acted, self._own(timestep.obs), timestep.reward, ends, info)]
+        steps[at:] = [_Step(acted, self._own(env_id, timestep.obs), timestep.reward, ends, info)]
         return episode._replace(steps=steps)
 
     def _keep_ended(
@@ -116,11 +116,11 @@ class _Keeping(CollectLoop):
             return [self._kept_of(part) for part in info]
         return {key: info[key] for key in self._info_keys or () if key in info}
 
-    def _own(self, obs: Any) -> Any:
+    def _own(self, env_id: int, obs: Any) -> Any:
         as_dict = getattr(obs, "json", None)
         if callable(as_dict):  # a treetensor
             obs = as_dict()
-        return indexed(self._codec.stack([obs]), 0) if self._are_views else obs
+        return indexed(self._codecs[env_id].stack([obs]), 0) if self._are_views else obs
 
     @property
     def _kept(self) -> list[_Piece]:
@@ -138,7 +138,7 @@ class _Keeping(CollectLoop):
             return None
         acted = [step.acted for step in steps]
         final_obs = last.acted.obs if failed else last.obs
-        obs = self._codec.stack([*(one.obs for one in acted), final_obs])
+        obs = self._codecs[env_id].stack([*(one.obs for one in acted), final_obs])
         return Trajectory(
             env_id=env_id,
             obs=indexed(obs, slice(0, -1)),

@@ -881,19 +881,29 @@ def _ends(remarks: Remarks) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_
 def ends_of(done: bool, info: Any) -> tuple[bool, bool]:
     """Return (terminated, truncated) of a timestep whose env need not have said.
 
-    An env that does not say why its episode ended counts as terminated. Where the info is a list
-    or tuple of infos, one of them is enough, and so is one agent where it says so by agent.
+    `done` decides whether the episode ended, the info only how. Without a word, or with one that
+    contradicts `done`, it counts as terminated; as truncated if all that is said is that it is not
+    terminated. Where the info is a list or tuple of infos, one of them is enough, and so is one
+    agent where it says so by agent.
     """
-    truncated = _flag_of(info, "truncated", False, done)
-    return _flag_of(info, "terminated", done and not truncated, done), truncated
+    if not done:
+        return False, False
+    terminated, truncated = _flag_of(info, "terminated"), _flag_of(info, "truncated")
+    if not terminated and not truncated:
+        truncated = terminated is False and truncated is None
+        terminated = not truncated
+    return bool(terminated), bool(truncated)
 
 
-def _flag_of(info: Any, name: str, default: bool, done: bool) -> bool:
+def _flag_of(info: Any, name: str) -> bool | None:
+    """Return a flag of an info; None if it does not say."""
     if isinstance(info, dict):
-        flag = info.get(name, default)
-        return done and any(flag.values()) if isinstance(flag, dict) else bool(flag)
+        flag = info.get(name)
+        if isinstance(flag, dict):
+            return any(flag.values())
+        return None if flag is None else bool(flag)
     given = [part[name] for part in info if name in part] if isinstance(info, (list, tuple)) else []
-    return any(given) if given else default
+    return any(given) if given else None
 
 
 class BatchInfos(Sequence[dict[str, Any]]):

@@ -21,7 +21,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from envmgr.core.collect import HandedOut, by_env_id
@@ -106,7 +106,7 @@ class Owner:
         engine: what it owns.
         lock: the engine's.
         slots: the leases.
-        on_owed: told of envs whose timesteps were handed out, and will be once more.
+        on_owed: are told of envs whose timesteps were handed out, and will be once more.
 
     Attributes:
         thread: the thread; None before `start`.
@@ -121,7 +121,7 @@ class Owner:
         engine: Engine,
         lock: threading.RLock,
         slots: Slots,
-        on_owed: Callable[[list[int]], None] | None = None,
+        on_owed: Sequence[Callable[[list[int]], None]] = (),
     ) -> None:
         self.slots = slots
         self._on_owed = on_owed
@@ -358,8 +358,8 @@ class Owner:
         while self.owed:
             timesteps = by_env_id(self.owed.popleft().result)
             again = [env_id for env_id in timesteps if not table.owes(env_id)]
-            if self._on_owed is not None:
-                self._on_owed(again)
+            for on_owed in self._on_owed:
+                on_owed(again)
             collector.owe(timesteps)
 
     # -- the thread -----------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from envmgr.core import ManagedEnv
-from envmgr.seeding import Samplers, seeds_of_spaces
+from envmgr.seeding import Samplers, own_space, seeds_of_spaces
 from envmgr.spaces import ActionCheck, codec_of, same_space
 from envmgr.spaces.agents import action_check
 from envmgr.spaces.interrupts import pass_interrupt_on
@@ -42,7 +41,7 @@ class DescribedEnvs:
         seeds: Mapping[int, int | None],
     ) -> None:
         self.first, *others = descriptions
-        shown = [_own(space) for space in self.first[:2]]
+        shown = [own_space(space) for space in self.first[:2]]
         self.first = self.first._replace(observation_space=shown[0], action_space=shown[1])
         descriptions = [self.first, *others]
         self.spaces = [(d.observation_space, d.action_space) for d in descriptions]
@@ -84,12 +83,3 @@ class DescribedEnvs:
 def _newest_of(env: ManagedEnv) -> Callable[[], Any]:
     """Return what gives the observation that an env shows."""
     return lambda: env.obs
-
-
-def _own(space: Any) -> Any:
-    """Return a copy of a space; the space itself if it cannot be copied."""
-    try:
-        return copy.deepcopy(space)
-    except Exception as error:  # of a class of the user's
-        pass_interrupt_on(error)
-        return space

@@ -336,9 +336,8 @@ class EnvManager:
         open_engine(env_fn, config, self._make_transport, self._given_spaces[:2], keep)
 
     def _keep_engine(self, engine: Engine) -> None:
-        self._running = running = Running(
-            engine, self._config, self, self._refusals, self._episode_log
-        )
+        told = self._episode_log, self._normalization
+        self._running = running = Running(engine, self._config, self, self._refusals, *told)
         if self._runs_envs_in_owner:  # from the first line of theirs on
             running.owner.await_engine()
 

@@ -22,6 +22,7 @@ from envmgr.policy import GatherPolicy
 from envmgr.spaces import ActionCheck
 
 if TYPE_CHECKING:
+    from envmgr.normalizing import Normalization
     from envmgr.observing.episode_log import EpisodeLog
 
 
@@ -165,6 +166,7 @@ class Running:
             it; so nothing here refers to it.
         refusals: refuse public calls before the launch and after the end.
         log: told of episodes and failures; None if nobody wants to know.
+        normalization: told of what is handed out once more; None if there is none.
 
     Attributes:
         engine: runs the envs.
@@ -190,6 +192,7 @@ class Running:
         owner: object,
         refusals: Refusals,
         log: EpisodeLog | None = None,
+        normalization: Normalization | None = None,
     ) -> None:
         self.engine = engine
         self.supervisor = engine.supervisor
@@ -211,6 +214,7 @@ class Running:
             None if config.limits is None else config.limits.running,
         )
         self._log = log
+        self._on_owed = [each.owed for each in (log, normalization) if each is not None]
         if log is not None:
             self.statistics.log = log.failed
         self.action_checks: Sequence[ActionCheck] | None = None
@@ -238,9 +242,8 @@ class Running:
         owner = self._owner
         if owner is None:
             engine = self.engine
-            on_owed = None if self._log is None else self._log.owed
             slots = Slots(self.supervisor, self.slot_rules)
-            made = Owner(engine, engine.lock, slots, on_owed)
+            made = Owner(engine, engine.lock, slots, self._on_owed)
             owner = self.__dict__.setdefault("_owner", made)  # of two threads, the first one's
             if owner is not made:
                 made.end()

@@ -66,6 +66,16 @@ def saved(moments: Moments) -> dict[str, Any]:
     return {name: np.array(value) for name, value in moments._asdict().items()}
 
 
+def as_moments(saved: Mapping[str, Any]) -> Moments:
+    """Return what `saved` gave, of whatever shape.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    mean, squares = (np.array(saved[name], np.float64) for name in ("mean", "squares"))
+    return Moments(int(saved["n_seen"]), mean, array_like(squares, mean))
+
+
 def loaded(saved: Mapping[str, Any], like: Moments) -> Moments:
     """Return what `saved` gave.
 

@@ -8,7 +8,7 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,15 @@ from envmgr.core import ArrayBatch
 from envmgr.core.collect import BatchInfos, GivenInfos
 from envmgr.core.journal import Fate
 from envmgr.errors import ConfigError
-from envmgr.normalizing.moments import Floats, Moments, array_like, loaded, no_moments, saved
+from envmgr.normalizing.moments import (
+    Floats,
+    Moments,
+    array_like,
+    as_moments,
+    loaded,
+    no_moments,
+    saved,
+)
 from envmgr.normalizing.state import OF_EPISODES, State, no_state
 from envmgr.spaces import codec_of, indexed
 from envmgr.spaces.normalized import box_paths, leaf_at, missing_keys, with_boxes, with_leaves
@@ -36,7 +44,7 @@ VERSION = 1
 
 
 class _Told(NamedTuple):
-    """What becomes of timesteps: observations, rewards, and statistics by position."""
+    """What becomes of timesteps: observations, rewards, and statistics by env_id."""
 
     obs: Any
     rewards: Floats | None
@@ -67,7 +75,7 @@ class Normalization:
         self._space: Any = None
         self._codec = codec_of(None)
         self._paths: list[Any] = []
-        self._given: Mapping[str, Any] | None = None
+        self._given: dict[str, Moments] | None = None  # loaded before the space is known
         self._pending: tuple[Fate | None, State] | None = None
         self._state = no_state(env_num, clock())
 
@@ -104,12 +112,18 @@ class Normalization:
                 "manager.normalize_obs is true, but there is no Box to normalise in the "
                 f"observation space {short_text(space)}{under}. Turn it off."
             )
+        given = self._given
+        kept = None if given is None else self.state_dict(episodes=True)
+        self._given = None
         self._space, self._codec, self._paths = space, codec_of(space), paths
         shapes = [leaf.shape for leaf in self._codec.structure.leaves if leaf.path in paths]
         self._state = self._state._replace(obs=tuple(map(no_moments, shapes)))
-        given, self._given = self._given, None
-        if given is not None:
-            self.load_state_dict(given)
+        if kept is not None:
+            try:
+                self.load_state_dict(kept)
+            except ConfigError:
+                self._space, self._given = None, given  # the next launch refuses them, too
+                raise
 
     def _shown(self, description: EnvDescription) -> EnvDescription:
         section = self._section
@@ -124,6 +138,11 @@ class Normalization:
     def begin(self, env_ids: Sequence[int]) -> None:
         """These envs are reset without a timestep that says so."""
         self._state = self._settled().begun(list(env_ids), self._clock())
+
+    def owed(self, env_ids: Iterable[int]) -> None:
+        """Timesteps of these envs that were handed out will be handed out again."""
+        state = self._settled()
+        self._state = state._replace(counted=state.counted.union(env_ids))
 
     def ready(self, observations: dict[int, Any]) -> dict[int, Any]:
         """Return the observations that `ready_obs` shows."""
@@ -165,7 +184,7 @@ class Normalization:
             obs = indexed(told.obs, k) if self._with_obs else step.obs
             reward = step.reward if told.rewards is None else _alike(told.rewards[k], step.reward)
             made[env_id] = EnvTimestep(
-                obs, reward, step.done, _with_episode(step.info, told.episodes.get(k))
+                obs, reward, step.done, _with_episode(step.info, told.episodes.get(env_id))
             )
         return made
 
@@ -182,7 +201,8 @@ class Normalization:
         told = self._take(fate, batch.env_ids, batch.obs, batch.reward, normal, ended)
         if type(infos) is not BatchInfos or not infos.are_ordinary:  # it knows rewards, too
             infos = GivenInfos.of(
-                _with_episode(info, told.episodes.get(k)) for k, info in enumerate(infos)
+                _with_episode(info, told.episodes.get(env_id))
+                for env_id, info in zip(batch.env_ids.tolist(), infos, strict=True)
             )
         reward = batch.reward if told.rewards is None else told.rewards
         return batch._replace(obs=told.obs, reward=reward, infos=infos)
@@ -196,22 +216,37 @@ class Normalization:
         normal: Bools,
         done: Bools,
     ) -> _Told:
-        """Count timesteps, once their call has returned, and say what they become."""
+        """Count timesteps, once their call has returned, and say what they become.
+
+        Those that are handed out once more were counted, and are told the same again.
+        """
         state = self._settled()
+        episodes: dict[int, dict[str, Any]] = {}
+        new: Any = slice(None)  # most often all of them are
+        seen = normal
+        if state.counted:
+            new = ~np.isin(ids, list(state.counted))
+            again = ids[~new & normal & done].tolist()
+            episodes = {i: state.told[i] for i in again if i in state.told}
+            state = state._replace(counted=state.counted.difference(ids.tolist()))
+            seen = normal & new
         is_new = state.is_new.copy()
-        is_new[ids] = done
+        is_new[ids[new]] = done[new]
         state = state._replace(is_new=is_new)
         if self._with_obs:
-            state = state._replace(obs=self._seen(state, obs, normal))
+            state = state._replace(obs=self._seen(state, obs, seen))
             obs = self._normalized(state, obs)
-        episodes: dict[int, dict[str, Any]] = {}
         shown: Floats | None = None
-        if rewards is not None and self._with_episodes:
-            state, episodes = state.with_episodes(ids, rewards, normal, done, self._clock())
-        if rewards is not None and self._with_reward:
-            counted = normal & (not self.frozen)
-            state = state.with_rewards(ids, rewards, counted, done, self._section.gamma)
-            shown = self._scaled(state, rewards)
+        if rewards is not None:
+            columns = ids[new], rewards[new]
+            if self._with_episodes:
+                now = self._clock()
+                state, ended = state.with_episodes(*columns, normal[new], done[new], now)
+                episodes |= ended
+            if self._with_reward:
+                counted = normal[new] & (not self.frozen)
+                state = state.with_rewards(*columns, counted, done[new], self._section.gamma)
+                shown = self._scaled(state, rewards)
         self._pending = (fate, state)
         return _Told(obs, shown, episodes)
 
@@ -265,6 +300,8 @@ class Normalization:
         return float(self._settled().reward.variance)
 
     def _named(self) -> dict[str, Moments]:
+        if self._given is not None:
+            return self._given
         names = [path_text(path) if path else "" for path in self._paths]
         return dict(zip(names, self._settled().obs, strict=True))
 
@@ -295,14 +332,15 @@ class Normalization:
         try:
             if state_dict["version"] != VERSION:
                 raise ValueError(f"it has version {state_dict['version']!r}, not {VERSION}")
+            state, named, given = self._settled(), self._named(), None
             if self._with_obs and self._space is None:
-                self._given = dict(state_dict)
-                return
-            state, named = self._settled(), self._named()
+                named = given = {name: as_moments(one) for name, one in state_dict["obs"].items()}
             if set(state_dict["obs"].keys()) != set(named):
                 raise ValueError(f"it is of {sorted(state_dict['obs'])}, not of {sorted(named)}")
             state = state._replace(
-                obs=tuple(loaded(state_dict["obs"][name], own) for name, own in named.items()),
+                obs=tuple(loaded(state_dict["obs"][name], own) for name, own in named.items())
+                if given is None
+                else state.obs,
                 reward=loaded(state_dict["reward"], state.reward),
             )
             columns = state_dict.get("episodes", {})
@@ -315,7 +353,7 @@ class Normalization:
                 f"these statistics do not fit: {reason}. Give what state_dict() of a manager of "
                 "equal envs and options returned."
             ) from error
-        self._state = state
+        self._state, self._given = state, given
 
 
 def normalization_of(config: ManagerConfig, env_num: int) -> Normalization | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ class State(NamedTuple):
         lengths: its steps so far.
         began_s: when the episode before it ended.
         is_new: the next observation that the env shows is the first of an episode.
+        counted: envs whose next timestep was counted, and is handed out once more.
+        told: by env_id: the statistics of its episode that ended last.
     """
 
     obs: tuple[Moments, ...]
@@ -34,14 +37,18 @@ class State(NamedTuple):
     lengths: npt.NDArray[np.int64]
     began_s: Floats
     is_new: npt.NDArray[np.bool_]
+    counted: frozenset[int] = frozenset()
+    told: Mapping[int, dict[str, Any]] = MappingProxyType({})
 
     def begun(self, env_ids: Sequence[int], now: float) -> State:
         """Return the state when these envs are at the beginning of an episode."""
-        discounted, returns, lengths, began_s, is_new = (c.copy() for c in self[2:])
+        discounted, returns, lengths, began_s, is_new = (c.copy() for c in self[2:7])
         for column in (discounted, returns, lengths):
             column[env_ids] = 0
         began_s[env_ids], is_new[env_ids] = now, True
-        return State(self.obs, self.reward, discounted, returns, lengths, began_s, is_new)
+        columns = discounted, returns, lengths, began_s, is_new
+        counted = self.counted.difference(env_ids)
+        return State(self.obs, self.reward, *columns, counted, self.told)
 
     def with_rewards(
         self, ids: Any, rewards: Floats, counted: Any, done: Any, gamma: float
@@ -58,21 +65,23 @@ class State(NamedTuple):
     def with_episodes(
         self, ids: Any, rewards: Floats, normal: Any, done: Any, now: float
     ) -> tuple[State, dict[int, dict[str, Any]]]:
-        """Return the state with these rewards in it, and statistics of what has ended."""
+        """Return the state with these rewards in it, and what has ended, by env_id."""
         returns, lengths = self.returns.copy(), self.lengths.copy()
         returns[ids] += rewards
         lengths[ids] += 1
         episodes = {}
         for k in done.nonzero()[0].tolist():
-            i = ids[k]
+            i = int(ids[k])
             if normal[k]:  # else a failure has cut it short, and it says nothing
                 took_s = round(now - float(self.began_s[i]), 6)
-                episodes[k] = {"r": float(returns[i]), "l": int(lengths[i]), "t": took_s}
+                episodes[i] = {"r": float(returns[i]), "l": int(lengths[i]), "t": took_s}
         returns[ids[done]] = 0.0
         lengths[ids[done]] = 0
         began_s = self.began_s.copy()
         began_s[ids[done]] = now
-        return self._replace(returns=returns, lengths=lengths, began_s=began_s), episodes
+        told = {**self.told, **episodes} if episodes else self.told
+        state = self._replace(returns=returns, lengths=lengths, began_s=began_s, told=told)
+        return state, episodes
 
 
 def no_state(env_num: int, now: float) -> State:

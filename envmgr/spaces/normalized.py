@@ -17,10 +17,10 @@ def box_paths(space: Any, keys: Collection[str] | None = None) -> list[Path]:
 
     Args:
         space: the space.
-        keys: of its parts only these, if it is a Dict; None: all of them.
+        keys: of its parts only these, which only a Dict has; None: all of them.
     """
     if isinstance(space, spaces.Box):
-        return [()] if np.issubdtype(space.dtype, np.number) else []
+        return [()] if keys is None and np.issubdtype(space.dtype, np.number) else []
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [
             (key, *path)

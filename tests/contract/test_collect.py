@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
-from envmgr import make
-from envmgr.collect import Collector, EpisodeRecord
+from envmgr import create_env_manager, make
+from envmgr.collect import Collector, EpisodeRecord, RolloutCollector, StepCollector
+from envmgr.errors import ConfigError
 from tests.contract.envs import Do
 from tests.contract.harness import INLINE, Setup, World, every_setup, over
 
@@ -155,3 +159,46 @@ def test_rewards_of_any_form_are_summed(setup: Setup, world: World) -> None:
     (episode,) = Collector(manager).collect(episodes=1)
     assert episode.episode_return == 10.0
     assert (episode.terminated, episode.truncated) == (None, None)
+
+
+class Wide(gymnasium.Env[Any, Any]):
+    """Its observations are so many numbers, and its actions less than that."""
+
+    def __init__(self, n: int, dtype: Any) -> None:
+        self.observation_space = Box(0, 9, (n,), dtype)
+        self.action_space = Discrete(n)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.full(self.observation_space.shape, 0.5, self.observation_space.dtype), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return self.reset()[0], 1.0, False, False, {}
+
+
+def test_envs_of_different_spaces_keep_their_own() -> None:
+    envs = [partial(Wide, 2, np.float32), partial(Wide, 9, np.float64)]
+    cfg = {"type": "base", "same_spaces": False}
+    with create_env_manager(cfg, env_fn=envs) as manager:
+        found = StepCollector(manager).collect(40)
+        assert [one.obs.shape[1:] for one in found] == [(2,), (9,)]
+        assert [one.obs.dtype for one in found] == [np.float32, np.float64]
+        assert set(found[1].actions.tolist()) > {0, 1}  # random, of the env's own space
+        with pytest.raises(
+            ConfigError, match=r"the observation space of env 1 is Box.*EpisodeColl"
+        ):
+            RolloutCollector(manager, n_steps=2)
+
+
+def test_seeds_that_a_manager_was_given_by_hand_are_those_of_its_config() -> None:
+    def run(seed: int | None, by_hand: int | None) -> list[Any]:
+        manager = make("CartPole-v1", 2, type="base", seed=seed)
+        if by_hand is not None:
+            manager.seed(by_hand)
+        with manager:
+            records = Collector(manager).collect(steps=100)
+            rollout = RolloutCollector(manager, n_steps=30).collect()
+        return [(one.seed, one.length) for one in [*records, *rollout.episodes]]
+
+    assert run(7, None) == run(None, 7)
+    assert {seed for seed, _ in run(7, None)} == {7, 8}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-from envmgr import create_env_manager, make
+from envmgr import BaseEnv, EnvTimestep, create_env_manager, make
 from envmgr.collect import (
     EpisodeCollector,
     PolicyStep,
@@ -260,3 +260,42 @@ def note(result: Any, seen: dict[int, list[float]]) -> None:
     else:
         for one in result:
             seen[one.env_id] += one.obs["ever"].tolist()
+
+
+class Odd(BaseEnv):
+    """Its episodes have four steps, and the info of one of these says something else."""
+
+    observation_space, action_space = Box(0, 9, (1,)), Discrete(2)
+
+    def __init__(self, at: int, info: dict[str, Any]) -> None:
+        self._at, self._info, self._now = at, info, 0
+
+    def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def reset(self) -> Any:
+        self._now = 0
+        return np.zeros(1, np.float32)
+
+    def step(self, action: Any) -> EnvTimestep:
+        self._now += 1
+        info = dict(self._info) if self._now == self._at else {}
+        return EnvTimestep(np.full(1, self._now, np.float32), 1.0, self._now == 4, info)
+
+
+@pytest.mark.parametrize("kind", ["base", "thread", "subprocess"])
+def test_whether_an_episode_ended_is_said_by_done_and_not_by_the_info(kind: str) -> None:
+    for at, info, ends in (
+        (4, {"terminated": False}, (False, True)),
+        (4, {"terminated": False, "truncated": False}, (True, False)),
+        (2, {"truncated": True}, (True, False)),
+        (2, {"terminated": True}, (True, False)),
+    ):
+        with create_env_manager({"type": kind}, env_fn=[partial(Odd, at, info)] * 2) as manager:
+            rollout = RolloutCollector(manager, n_steps=6).collect()
+        assert [episode.length for episode in rollout.episodes] == [4, 4], info
+        assert rollout.obs[:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1]
+        assert (rollout.terminated[3, 0], rollout.truncated[3, 0]) == ends

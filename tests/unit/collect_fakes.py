@@ -11,6 +11,7 @@ from gymnasium.spaces import Discrete, Tuple
 
 from envmgr import EnvState, EnvTimestep
 from envmgr.errors import EnvCrash, NothingReadyError
+from envmgr.seeding import Seeds, seeds_by_env
 
 Take = Callable[[list[int]], list[int]]
 """Which of the pending envs a gather delivers."""
@@ -43,7 +44,8 @@ class FakeManager:
         gathers_per_reset: int = 0,
     ) -> None:
         self.env_num = len(lengths)
-        self.cfg = SimpleNamespace(seed=seed, copy_on_get=True)
+        self.cfg = SimpleNamespace(copy_on_get=True, same_spaces=True)
+        self._seeds = Seeds(seeds_by_env(seed, self.env_num), [])
         self.action_space = Discrete(1000)
         self.observation_space = Tuple((Discrete(1000), Discrete(1000)))
         self.executed: list[tuple[int, Any]] = []

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from envmgr import EnvState
 from envmgr.core import ArrayBatch, ReadyBatch
 from envmgr.errors import EnvCrash, NothingReadyError
+from envmgr.seeding import Seeds
 from tests.unit.collect_fakes import Take, everything
 
 VECTOR = Box(-1e9, 1e9, (3,), np.float64)
@@ -58,13 +59,14 @@ class FakeArrays:
         self.observation_space = space
         self.action_space = Discrete(1000)
         self.cfg = SimpleNamespace(
-            seed=3,
+            same_spaces=True,
             wait_num=float("inf") if take is None else 1,
             auto_reset=auto_reset,
             copy_on_get=copies,
             on_exhausted="drop" if any(how == "lost" for p in plans for _, how in p) else "raise",
             episode_num=float("inf"),
         )
+        self._seeds = Seeds({i: 3 + i for i in range(self.env_num)}, [])
         self.taken: list[list[Taken]] = [[] for _ in plans]
         self._plans = plans
         self._take = take or everything

@@ -40,6 +40,14 @@ class TestSteps:
         assert all_steps(collector) == steps
         assert len(manager.ready_env) == 3  # nothing is left under way
 
+    def test_none_are_sent_if_more_are_under_way(self) -> None:
+        manager = FakeManager([[9]] * 6, take=lambda pending: pending[-3:])
+        collector = collector_of(manager)
+        next(iter(collector.iterate()))
+        assert len(manager._pending) == 3
+        collector.collect(steps=1)
+        assert not manager._pending
+
     def test_go_on_from_where_it_ended(self) -> None:
         manager = FakeManager([[10], [10]])
         collector = collector_of(manager)
@@ -282,6 +290,25 @@ class TestExceptions:
         assert told == [0]
         assert collector.statistics.steps == all_steps(collector) == 6
         assert len(collector.episodes) == 2
+        with pytest.raises(OSError, match="no space"):
+            collector.collect(steps=1)
+        assert told == [0, 0]
+
+    def test_who_was_interrupted_is_told_of_the_others_later(self) -> None:
+        told: list[int] = []
+
+        def tell(record: Any) -> None:
+            if record.number == 1 and not interrupts:
+                interrupts.append(1)
+                raise KeyboardInterrupt
+            told.append(record.number)
+
+        interrupts: list[int] = []
+        collector = collector_of(FakeManager([[2], [2], [2]]), on_episode=tell)
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(steps=6)
+        collector.collect(steps=6)
+        assert told == [episode.number for episode in collector.episodes] == [0, 1, 2, 3, 4, 5]
 
     def test_records_need_not_be_kept(self) -> None:
         told: list[int] = []

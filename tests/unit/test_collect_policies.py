@@ -80,7 +80,8 @@ class TestPolicySeed:
         assert policy_seed(seed) is None
 
     def test_follows_from_the_seeds_of_the_envs(self) -> None:
-        assert policy_seed([1, 2]) == policy_seed({1: 2, 0: 1}) == policy_seed((1, 2))
+        assert policy_seed([1, 9]) == policy_seed({1: 9, 0: 1}) == policy_seed((1, 9))
+        assert policy_seed({0: 5, 1: 6}) == policy_seed(5)  # as an integer seeds them
         assert policy_seed([1, 2]) != policy_seed([2, 1])
         assert policy_seed([None, 1]) != policy_seed([1, None])
 

@@ -8,10 +8,12 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from hypothesis import given, settings
 
 from envmgr import make
 from envmgr.collect import PolicyStep, RolloutBuffer, RolloutCollector, gae
+from envmgr.core import ArrayBatch
 from envmgr.errors import ActionError, ConfigError, StateError
 from envmgr.spaces import indexed
 from tests.fakes import FakeClock
@@ -34,6 +36,21 @@ class Critic:
 
     def value(self, obs: Any) -> Any:
         return values_of(obs)
+
+
+class InPlace:
+    """Recurrent; counts steps in the array that it is given, and hands out one of its own."""
+
+    def __init__(self) -> None:
+        self._zeros = np.zeros(2, np.int64)
+
+    def initial_state(self, n: int) -> Any:
+        return self._zeros
+
+    def __call__(self, obs: Any, state: Any, episode_starts: Any) -> PolicyStep:
+        state += 1
+        self._zeros += 1
+        return PolicyStep(np.zeros(len(obs), np.int64), {}, state)
 
 
 def collector_of(manager: FakeArrays, policy: Any, n_steps: int, **kwargs: Any) -> RolloutCollector:
@@ -316,6 +333,45 @@ class TestBuffers:
         assert (first == actions()).all()
         assert len(np.unique(first)) > 6
 
+    def test_random_actions_are_of_no_recurrent_policy(self) -> None:
+        rollout = collector_of(FakeArrays([[(3, "truncated")]] * 2), None, 6).collect()
+        assert rollout.states is None
+        assert rollout.gae(values_of).advantages.shape == (6, 2)
+
+    def test_a_policy_may_change_its_states_in_place(self) -> None:
+        rollout = collector_of(FakeArrays([[(3, "truncated")]] * 2), InPlace(), 5).collect()
+        assert rollout.states[:, 1].tolist() == [0, 1, 2, 0, 1]
+
+    def test_texts_are_not_cut_off(self) -> None:
+        words = iter(["a", "bb", "cccccc"])
+        policy = lambda obs: PolicyStep(obs[:, 0] * 0, {"tool": [next(words)]})  # noqa: E731
+        rollout = collector_of(FakeArrays([[(5, "truncated")]]), policy, 3).collect()
+        assert rollout.extras["tool"][:, 0].tolist() == ["a", "bb", "cccccc"]
+        mixed = iter([["abc"], [12345]])
+        policy = lambda obs: PolicyStep(obs[:, 0] * 0, {"tool": next(mixed)})  # noqa: E731
+        with pytest.raises(ActionError, match="tool does not fit: the dtype is"):
+            collector_of(FakeArrays([[(5, "truncated")]]), policy, 3).collect()
+
+    def test_what_envs_without_more_episodes_came_to_is_there(self) -> None:
+        manager = FakeArrays([[(3, "lost")], [(9, "truncated")]])
+        rollout = collector_of(manager, Critic(), 6).collect()
+        assert rollout.lengths.tolist() == [3, 6]
+        assert rollout.last_obs.tolist() == [[0, 0, 2], [1, 0, 6]]
+
+    def test_infos_that_are_dicts_are_objects(self) -> None:
+        batch = ArrayBatch(
+            np.arange(2),
+            np.zeros(2),
+            np.zeros(2),
+            *np.zeros((2, 2), np.bool_),
+            [{"d": {"x": 1}}, {}],
+        )
+        buffer = RolloutBuffer(Discrete(2), 2, 2)
+        buffer.put_infos(1, batch, ["d"])
+        values, present = buffer.infos["d"]
+        assert values[1].tolist() == [{"x": 1}, None]
+        assert present[1].tolist() == [True, False]
+
     def test_batches_are_shown(self) -> None:
         seen: list[Any] = []
         manager = FakeArrays([[(3, "truncated")]])
@@ -418,6 +474,13 @@ class TestBuffers:
         collector.collect()
         collector.reset()
         assert collector.statistics.steps == 2
+        collector.collect()
+        ended = collector_of(FakeArrays([[(1, "truncated")]]), Critic(), 1)
+        for number in range(3):
+            (episode,) = ended.collect().episodes
+            assert episode.number == episode.nth == number
+            ended.reset()
+        collector.reset()
         assert collector.collect().episode_starts.tolist() == [[True], [False]]
 
 
@@ -474,6 +537,53 @@ class TestRefusals:
         with pytest.raises(ActionError, match="the next state of each env"):
             collector_of(FakeArrays([[(3, "truncated")]]), Forgetful(), 2).collect()
 
+    @pytest.mark.parametrize(
+        "state", [np.zeros((2, 1)), np.zeros((1, 2, 3)), np.zeros((1, 3)), np.zeros(2)]
+    )
+    def test_a_state_of_another_shape(self, state: Any) -> None:
+        class Odd:
+            state = np.zeros((2, 3))
+
+            def initial_state(self, n: int) -> Any:
+                return np.zeros((n, 3))
+
+            def __call__(self, obs: Any, state: Any, episode_starts: Any) -> Any:
+                return PolicyStep(np.zeros(len(obs), np.int64), {}, self.state)
+
+        manager, policy = FakeArrays([[(3, "truncated")]] * 2), Odd()
+        collector = collector_of(manager, policy, 2)
+        policy.state = state
+        with pytest.raises(ActionError, match="as state does not fit"):
+            collector.collect()
+        assert manager.taken == [[], []]
+        policy.state = Odd.state
+        assert collector.collect().states.shape == (2, 2, 3)
+
+    def test_what_was_refused_says_nothing_of_the_form_of_what_is_right(self) -> None:
+        steps = iter([PolicyStep(np.full((2, 3), 1), {"logprob": np.zeros((2, 2))})])
+        right = PolicyStep(np.zeros(2, np.int64), {"logprob": np.zeros(2)})
+
+        def policy(obs: Any) -> PolicyStep:
+            return next(steps, right)
+
+        with make("CartPole-v1", env_num=2, type="base") as manager:
+            collector = RolloutCollector(manager, policy, n_steps=4)
+            with pytest.raises(ActionError):
+                collector.collect()
+            rollout = collector.collect()
+        assert rollout.actions.shape == rollout.extras["logprob"].shape == (4, 2)
+        odd = right._replace(extras={"logprob": np.zeros((2, 1))})
+        rollout_of = FakeArrays([[(3, "truncated")]] * 2)
+        steps = iter([right, odd])
+        with pytest.raises(ActionError, match=r"rows of shape \(1,\), not \(\)"):
+            collector_of(rollout_of, policy, 3).collect()
+
+    def test_extras_that_are_none(self) -> None:
+        none: Any = None
+        policy = lambda obs: PolicyStep(np.zeros(1, np.int64), none)  # noqa: E731
+        with pytest.raises(ActionError, match="should be a mapping of names"):
+            collector_of(FakeArrays([[(3, "truncated")]]), policy, 2).collect()
+
     def test_steps_that_somebody_else_has_sent(self) -> None:
         manager = FakeArrays([[(3, "truncated")]] * 2)
         manager.send_arrays([1], [0])
@@ -492,6 +602,28 @@ class TestRefusals:
             rollout.gae()
         with pytest.raises(ConfigError, match=r"shape \(1,\) for 2 observations"):
             rollout.gae(lambda obs: np.zeros(1))
+
+    def test_values_in_another_shape(self) -> None:
+        plans = [[(2, "truncated")]] * 3
+        rollout = collector_of(FakeArrays(plans), lambda obs: [0] * 3, 2).collect()
+        values = rollout.rewards * 1.0
+        expected = rollout.gae(values_of, values=values).advantages
+        assert (rollout.gae(values_of, values=values[..., None]).advantages == expected).all()
+        for odd in (values.T, values.ravel(), values[:1], values[None]):
+            with pytest.raises(ConfigError, match="the values have shape"):
+                rollout.gae(values_of, values=odd)
+
+    def test_the_policy_of_a_collector_stays(self) -> None:
+        collector: Any = collector_of(FakeArrays([[(3, "truncated")]]), Critic(), 2)
+        with pytest.raises(AttributeError):
+            collector.policy = None
+        assert isinstance(collector.policy, Critic)
+
+    def test_keys_that_rollouts_have_themselves(self) -> None:
+        plans = [[(3, "truncated")]]
+        with pytest.raises(ConfigError, match=r"names \['terminated'\], which rollouts have"):
+            collector_of(FakeArrays(plans), Critic(), 2, info_keys=["x", "terminated"])
+        assert collector_of(FakeArrays(plans), Critic(), np.int64(2)).collect().is_complete
 
 
 def test_gae_of_one_env_is_that_of_many() -> None:

@@ -241,3 +241,59 @@ def test_steps_that_somebody_else_has_sent() -> None:
     manager.step({0: 0, 1: 0})
     with pytest.raises(StateError, match="env 0 had a step under way"):
         made(StepCollector, manager, answer_zero).collect(9)
+
+
+class Reusing:
+    """Recurrent; works in the arrays that it is given, and hands out rows of its own."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros((2, 1), np.int64)
+
+    def initial_state(self, n: int) -> Any:
+        return np.zeros((n, 1), np.int64)
+
+    def __call__(self, obs: Any, state: Any, episode_starts: Any) -> PolicyStep:
+        for i in obs:
+            state[i] += 1
+            self._rows[i] = state[i]
+        rows = {i: self._rows[i] for i in obs}
+        return PolicyStep(rows, {"nth": rows}, rows)
+
+
+@pytest.mark.parametrize("collector", [StepCollector, EpisodeCollector])
+def test_a_policy_may_use_its_arrays_again(collector: Any) -> None:
+    found = made(collector, FakeManager([[4], [4]]), Reusing()).collect(
+        8 if collector is StepCollector else 2
+    )
+    for one in found:
+        assert one.states[:, 0].tolist() == [0, 1, 2, 3]
+        assert one.actions[:, 0].tolist() == one.extras["nth"][:, 0].tolist() == [1, 2, 3, 4]
+
+
+class Graded:
+    """As a tensor with a gradient."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad")
+
+
+def test_extras_that_are_no_arrays_are_refused_before_anything_is_sent() -> None:
+    manager = FakeManager([[3]])
+    for extras, says in (({"v": {0: Graded()}}, "v for env 0 cannot become"), (None, "a mapping")):
+        step: Any = PolicyStep({0: 0}, extras)  # type: ignore[arg-type]
+        with pytest.raises(ActionError, match=says):
+            StepCollector(manager, lambda obs, step=step: step).collect(2)  # type: ignore[arg-type,misc]
+    assert manager.executed == []
+
+
+def test_policies_of_batches_have_to_give_a_row_for_each_env() -> None:
+    manager = FakeManager([[3], [3]])
+    for step, says in (
+        (PolicyStep(np.zeros(1, np.int64)), "as actions does not fit: 1 rows"),
+        (PolicyStep(np.zeros(2, np.int64), {"v": np.zeros(1)}), "as v does not fit: 1 rows"),
+        (PolicyStep(np.zeros(2, np.int64), {"v": np.zeros(3)}), "as v does not fit: 3 rows"),
+    ):
+        policy = by_env(lambda obs, step=step: step, manager.observation_space)
+        with pytest.raises(ActionError, match=says):
+            made(StepCollector, manager, policy).collect(2)
+    assert manager.executed == []

@@ -631,7 +631,7 @@ def test_it_is_owed_again_though_there_was_another_call_since(
     patched: pytest.MonkeyPatch, is_under_way: bool
 ) -> None:
     it, awaited, owed = Owned(patched), AwaitedCall(), list[Any]()
-    it.owner._on_owed = owed.append
+    it.owner._on_owed = [owed.append]
     it.start()
     collector, statistics = it.rig.supervisor.collector, it.rig.supervisor.statistics
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 
+from envmgr import make
 from envmgr.config import ManagerConfig
 from envmgr.core import ArrayBatch
 from envmgr.core.journal import Fate
@@ -173,6 +174,42 @@ def test_what_an_interrupted_call_gives_back_is_counted_once() -> None:
     assert made.state_dict()["obs"][""]["n_seen"] == 1
 
 
+def test_what_is_owed_after_it_was_counted_is_not_counted_again() -> None:
+    keys = {"normalize_obs": True, "normalize_reward": True, "episode_statistics": True}
+    for as_handed in (lambda steps: steps, as_arrays):
+        made, plain = normalization(2, **keys), normalization(2, **keys)
+        steps = {0: step(np.ones(2), 1.0, done=True), 1: step(np.full(2, 3.0), 2.0)}
+        others = {0: step(np.zeros(2), 5.0), 1: step(np.zeros(2), 4.0, done=True)}
+
+        def hand_out(which: Normalization, given: Any, form: Any = as_handed) -> Any:
+            batch = form(given)
+            told = which.batch if form is as_arrays else which.timesteps
+            found: Any = told(batch, fate())
+            infos = found.infos if form is as_arrays else [one.info for one in found.values()]
+            return [info.get("episode", {}).get("r") for info in infos]
+
+        assert hand_out(plain, steps) == hand_out(made, steps) == [1.0, None]
+        made.owed([0])
+        made.owed([1])
+        assert hand_out(made, {0: steps[0]}) == [1.0]
+        both = {1: steps[1], 0: others[0]}  # one of them once more
+        assert hand_out(made, both) == [None, None]
+        assert hand_out(made, {1: others[1]}) == hand_out(plain, others)[1:] == [6.0]
+        found, expected = made.state_dict(), plain.state_dict()
+        for name in ("n_seen", "mean"):
+            np.testing.assert_allclose(found["obs"][""][name], expected["obs"][""][name])
+        assert found["reward"]["n_seen"] == expected["reward"]["n_seen"] == 4
+        made.owed([0])
+        made.begin([0])  # by a reset: nothing of it is handed out any more
+        hand_out(made, {0: others[0]})
+        assert made.state_dict()["reward"]["n_seen"] == 5
+
+
+def test_a_manager_has_its_normalization_told_of_what_is_owed_again() -> None:
+    with make("CartPole-v1", 1, type="base", episode_statistics=True) as manager:
+        assert manager._running.owner._on_owed == [manager.normalization.owed]
+
+
 def test_frozen_statistics_stay_and_are_used() -> None:
     trained = normalization(3, normalize_obs=True, normalize_reward=True)
     rows = RNG.normal(2.0, 3.0, (3, 2))
@@ -193,6 +230,24 @@ def test_frozen_statistics_stay_and_are_used() -> None:
     evaluated.frozen = False
     evaluated.timesteps({0: step(np.zeros(2))}, fate())
     assert evaluated.state_dict()["obs"][""]["n_seen"] == 4
+
+
+def test_what_was_loaded_before_the_launch_is_there() -> None:
+    keys = {"normalize_obs": True, "normalize_reward": True}
+    trained = normalization(2, **keys)
+    trained.timesteps({i: step(np.full(2, i), float(i)) for i in range(2)}, fate())
+    saved = trained.state_dict()
+    made = Normalization(ManagerConfig.from_mapping(keys), 2)
+    made.load_state_dict(saved)
+    assert pickle.dumps(made.state_dict()) == pickle.dumps(saved)
+    assert made.obs_mean[""].tolist() == [0.5, 0.5]
+    assert made.return_variance == trained.return_variance
+    for _ in range(2):  # nothing is forgotten by a launch that refuses it
+        with pytest.raises(ConfigError, match="do not fit"):
+            made.adopt([described(Box(-1, 1, (3,)))])
+        assert pickle.dumps(made.state_dict()) == pickle.dumps(saved)
+    made.adopt([described(SPACE)])
+    assert pickle.dumps(made.state_dict()) == pickle.dumps(saved)
 
 
 def test_a_run_goes_on_from_its_state() -> None:
@@ -261,6 +316,8 @@ def test_keys_that_observations_do_not_have_are_named() -> None:
     keys, space = {"keys": ["speed", "camra"]}, Dict(camera=Box(0, 1, (2,)), speed=Box(0, 1))
     with pytest.raises(UnknownKeyError, match=r"'camra' in .*\.keys: did you mean 'camera'\?"):
         normalization(1, space, normalize_obs=True, normalization=keys)
+    with pytest.raises(ConfigError, match=r"no Box to normalise .* under \['speed', 'camra'\]"):
+        normalization(1, normalize_obs=True, normalization=keys)
 
 
 def test_what_cannot_be_normalised_is_refused() -> None:

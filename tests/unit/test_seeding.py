@@ -157,3 +157,13 @@ def test_random_actions_do_not_repeat_what_an_env_of_the_same_seed_draws() -> No
     samplers.seed({0: 5})
     space.seed(5)
     assert samplers.sample(0) != space.sample()
+
+
+def test_a_space_that_cannot_be_copied_is_sampled_as_it_is() -> None:
+    class Locked(Discrete):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("cannot pickle '_thread.lock' object")
+
+    space = Locked(3)
+    assert Samplers([space]).spaces[0] is space
+    assert space.contains(Samplers([space]).sample(0))
