@@ -224,10 +224,12 @@ class LedgerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.signer = Signer(env_id, lambda: (self.observation_space, self.action_space))
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset the env, with what it takes, and sign the info."""
+        """Reset the env and sign the info; what is no result of a reset is left alone."""
         self.signer.begin_episode()
-        obs, info = self.env.reset(**arguments)
-        return obs, {**info, MARK_KEY: self.signer.of_reset(obs)}
+        match result := self.env.reset(**arguments):
+            case (obs, Mapping() as info):
+                return obs, {**info, MARK_KEY: self.signer.of_reset(obs)}
+        return result
 
     def step(self, action: Any) -> Any:
         """Take a step and sign the info; what is no result of a step is left alone."""
