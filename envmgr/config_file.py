@@ -98,20 +98,35 @@ def resolve_config(
     allow_imports: Sequence[str] | None = None,
     allow_env: Sequence[str] | None = None,
     allow: Sequence[str] | None = None,
-    is_of_run: bool = False,
 ) -> ResolvedConfig:
     """Return what `load_config` returns, with the origin of every value.
 
     The arguments and errors are those of `load_config`.
-
-    Args:
-        source: see there, like those that follow.
-        set: see there.
-        allow_imports: see there.
-        allow_env: see there.
-        allow: see there.
-        is_of_run: the config is that of a run that is resumed: modules beside it are not allowed.
     """
+    lists = {"allow_imports": allow_imports, "allow_env": allow_env, "allow": allow}
+    return _resolved(source, set, lists)
+
+
+def resolve_config_of_run(
+    file: str | os.PathLike[str],
+    *,
+    set: Sequence[str] = (),
+    allow_imports: Sequence[str] | None = None,
+    allow_env: Sequence[str] | None = None,
+    allow: Sequence[str] | None = None,
+) -> ResolvedConfig:
+    """Return likewise the config of a run that is resumed: modules beside it are not allowed."""
+    lists = {"allow_imports": allow_imports, "allow_env": allow_env, "allow": allow}
+    return _resolved(file, set, lists, is_of_run=True)
+
+
+def _resolved(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    overrides: Sequence[str],
+    lists: Mapping[str, Sequence[str] | None],
+    *,
+    is_of_run: bool = False,
+) -> ResolvedConfig:
     policy: FilePolicy | None = None
     in_file = ""
     if isinstance(source, Mapping):
@@ -120,11 +135,10 @@ def resolve_config(
         source = _checked_path(source)
         in_file = read_config_text(source)
         given, origin = to_plain(config_in(in_file, source)), Origin(Source.FILE, source)
-        lists = {"allow_imports": allow_imports, "allow_env": allow_env, "allow": allow}
         policy = file_policy(lists, Path(source), is_of_run=is_of_run)
         _check_keys_to_allow(policy)
     origins: dict[_Path, Origin] = dict.fromkeys(_leaves(given), origin)
-    for override in _checked_overrides(set):
+    for override in _checked_overrides(overrides):
         _apply_override(given, override, origins)
     _check_sections(given)
 

@@ -15,7 +15,7 @@ from envmgr.cli.progress import Goal
 from envmgr.cli.resume import ResumedFolder, RunFacts, refuse_changes
 from envmgr.config.origins import Source
 from envmgr.config.paths import check_output
-from envmgr.config_file import ResolvedConfig, resolve_config
+from envmgr.config_file import ResolvedConfig, resolve_config, resolve_config_of_run
 from envmgr.errors import ConfigError
 
 
@@ -70,9 +70,8 @@ class RunOptions:
             overrides.append("manager.trace=null")  # there is one already, of what was before
         if self.output is not None or self.resume is not None:
             overrides.append("collect.output=null")  # whatever the config says is not asked for
-        resolved = resolve_config(
-            self.config, set=overrides, is_of_run=self.resume is not None, **self.allowed
-        )
+        resolve = resolve_config if self.resume is None else resolve_config_of_run
+        resolved = resolve(self.config, set=overrides, **self.allowed)
         if self.resume is not None:
             refuse_changes(Path(self.config), resolved)
         return resolved

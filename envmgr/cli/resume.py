@@ -31,7 +31,7 @@ from envmgr.config import to_plain
 from envmgr.config.allow_list import LISTS
 from envmgr.config.imports import left_behind
 from envmgr.config.sections import CollectConfig
-from envmgr.config_file import ResolvedConfig, read_config_file, resolve_config
+from envmgr.config_file import ResolvedConfig, read_config_file, resolve_config_of_run
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.reporting.files import (
     CONFIG,
@@ -487,7 +487,7 @@ def resuming_command(
         allowed: and with the options of `allow_list`, by the names of its lists.
     """
     with contextlib.suppress(ConfigError, OSError):
-        resolve_config(str(path / CONFIG), is_of_run=True, **allowed)
+        resolve_config_of_run(str(path / CONFIG), **allowed)
         overrides = ()
     return command_with_modules(path, overrides, allowed) or _command(path, overrides, allowed)
 

@@ -223,10 +223,11 @@ class LedgerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.signer = Signer(env_id, lambda: (self.observation_space, self.action_space))
 
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **arguments: Any) -> Any:
         """Reset the env and sign the info; what is no result of a reset is left alone."""
         self.signer.begin_episode()
-        match result := self.env.reset(**arguments):
+        result: Any = self.env.reset(**arguments)
+        match result:
             case (obs, Mapping() as info):
                 return obs, {**info, MARK_KEY: self.signer.of_reset(obs)}
         return result
