@@ -50,11 +50,13 @@ class ResolvedConfig:
         values: the sections `env`, `manager` and `collect` with all their keys.
         origins: by dotted key, where the value came from.
         file_policy: what the file may do; None if code gave the config.
+        text: of the file, as it was read.
     """
 
     values: EasyDict
     origins: Mapping[str, Origin]
     file_policy: FilePolicy | None = None
+    text: str = ""
 
 
 def load_config(
@@ -126,11 +128,13 @@ def _resolved(
     is_of_run: bool = False,
 ) -> ResolvedConfig:
     policy: FilePolicy | None = None
+    in_file = ""
     if isinstance(source, Mapping):
         given, origin = to_plain(source), Origin(Source.CODE)
     else:
         source = _checked_path(source)
-        given, origin = to_plain(read_config_file(source)), Origin(Source.FILE, source)
+        in_file = read_config_text(source)
+        given, origin = to_plain(config_in(in_file, source)), Origin(Source.FILE, source)
         policy = file_policy(lists, Path(source), is_of_run=is_of_run)
         _check_keys_to_allow(policy)
     origins: dict[_Path, Origin] = dict.fromkeys(_leaves(given), origin)
@@ -144,8 +148,8 @@ def _resolved(
 
     def check_trust(schema: type[Section]) -> None:
         if policy is not None:
-            in_file, whole = (as_mapping(t.get(schema.PATH), schema.PATH) for t in (said, given))
-            admit(schema, in_file, whole, policy, env)
+            by_file, whole = (as_mapping(t.get(schema.PATH), schema.PATH) for t in (said, given))
+            admit(schema, by_file, whole, policy, env)
 
     check_trust(ManagerConfig)  # before its modules are imported
     kind = kind_of({"type": "base", **as_mapping(given.get("manager"), "manager")})
@@ -161,6 +165,7 @@ def _resolved(
         values=to_easydict(values),
         origins=_origins_of(values, origins, kind, preset),
         file_policy=policy,
+        text=in_file,
     )
 
 
@@ -217,11 +222,16 @@ def _checked_path(source: Any) -> str:
 
 
 def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the mapping in a YAML file.
+    """Return the mapping in a YAML file; errors are those of the two functions below."""
+    return config_in(read_config_text(file), os.fspath(file))
+
+
+def read_config_text(file: str | os.PathLike[str]) -> str:
+    """Return the text of a YAML file, which may be a pipe: it can be read once.
 
     Raises:
-        ConfigError: there is no such file, it is a folder, too large, not UTF-8, empty, malformed,
-            or not a mapping; the message names the file, line and column.
+        ConfigError: there is no such file, it is a folder, too large, or not UTF-8; the message
+            names the file, line and column.
     """
     name = os.fspath(file)
     if name.endswith(".py"):
@@ -248,14 +258,23 @@ def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
             f"the config file {name!r} is larger than {MAX_BYTES} bytes. Is it a config?"
         )
     try:
-        decoded = content.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         column = error.start - content.rfind(b"\n", 0, error.start)
         raise ConfigError(
             f"{name}, line {line}, column {column}: not UTF-8. Save the file as UTF-8."
         ) from None
-    values = load_yaml(decoded, name)
+
+
+def config_in(text: str, name: str) -> dict[str, Any]:
+    """Return the mapping in the text of a YAML file of this name.
+
+    Raises:
+        ConfigError: it is empty, malformed, or not a mapping; the message names the file, line and
+            column.
+    """
+    values = load_yaml(text, name)
     if values is None:
         raise ConfigError(
             f"the config file {name!r} is empty. Write at least one of the sections "

@@ -217,7 +217,9 @@ def read_or_refused(values: Mapping[str, Any]) -> str | None:
     What is in it is not written and parsed, which takes the most time and has tests of its own.
     """
     tree = config_with(values)
-    with mock.patch.object(config_file, "read_config_file", return_value=tree):
+    with mock.patch.multiple(
+        config_file, read_config_text=lambda file: "", config_in=lambda text, name: tree
+    ):
         try:
             config_file.resolve_config("config.yaml")
         except EnvManagerError as error:

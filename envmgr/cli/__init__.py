@@ -6,11 +6,15 @@ Exit codes: 0 done; 1 the run failed; 2 bad input, nothing was run; 130 interrup
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
 from envmgr.cli.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, discard_output, say
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What a write says where a disk is full, or a terminal has gone."""
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "INTERRUPTED", "main"]
 
@@ -36,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # `envmgr list | head -1`
         discard_output()
+        return FAILED
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:  # a defect of ours
+            raise
+        discard_output()
+        say(f"envmgr: error: the output cannot be written: {error}", err=True)
         return FAILED
 
 

@@ -60,6 +60,9 @@ class Attempt(ABC):
     shows_failures = True
     """Whether failures of envs are worth a line each."""
 
+    shows = True
+    """Whether anything is printed besides errors; not where stdout takes the figures."""
+
     goal_options = "--steps N or --episodes N"
     """Which options of the command say when it ends."""
 
@@ -89,14 +92,15 @@ class Attempt(ABC):
             ConfigError, MissingDependencyError: nothing was run.
             KeyboardInterrupt: interrupted before there was anything to report.
         """
-        progress = make_progress(self._goal, self._figures)
+        progress = make_progress(self._goal, self._figures, shows=self.shows)
         logs = LogLines(
             progress, traceback=self._run_options.traceback, failures=self.shows_failures
         )
         with logging_to(logs):
             try:
-                with printing():
-                    self._announce()
+                if self.shows:
+                    with printing():
+                        self._announce()
                 with self._manager:
                     logs.launching = False
                     self._work(progress)
@@ -189,8 +193,9 @@ class Attempt(ABC):
 
     def _show(self, show: Callable[[Console], None]) -> None:
         """Print figures, if anybody reads them."""
-        with last_words():
-            show(wide_console())
+        if self.shows:
+            with last_words():
+                show(wide_console())
 
     def _not_written(self, what: str, error: OSError) -> None:
         """Take note that the run failed at its end, if it had not before."""

@@ -63,13 +63,13 @@ def execute(
             seconds=seconds,
             say=say,
         )
+    figures = {"env": name, "env_num": env_num, "load": load_text(), "versions": versions()}
+    rows = [_figures(one, errors) for one in found]
+    write_figures(json_file, {**figures, "rows": rows, "missing": missing})
     if shows:
         _print(found, errors, missing)
         if text := advice(found, chosen, manager):
             echo(text)
-    figures = {"env": name, "env_num": env_num, "load": load_text(), "versions": versions()}
-    rows = [_figures(one, errors) for one in found]
-    write_figures(json_file, {**figures, "rows": rows, "missing": missing})
     if OURS in errors:
         echo(f"envmgr: error: envmgr itself cannot run them: {errors[OURS]}", err=True)
         return FAILED

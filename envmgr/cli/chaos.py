@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from envmgr.cli.attempt import CODES, Attempt
 from envmgr.cli.config_envs import manager_of
 from envmgr.cli.exit_codes import FAILED, say
-from envmgr.cli.figures import try_to_write, write_json
+from envmgr.cli.figures import STDOUT, try_to_write, write_json
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions
 from envmgr.cli.progress import Progress
@@ -42,8 +42,13 @@ BUDGET: Mapping[str, Any] = {
     "max_failures": 1_000_000,
     "max_failures_total": 1_000_000,
     "retry_waiting_time": 0.0,
+    # What an env has signed is compared with what comes of it: nothing may change or take that.
+    "normalize_obs": False,
+    "normalize_reward": False,
+    "start_steps": 0,
 }
-"""What lets a run go on however often its workers are hurt, whatever the config says."""
+"""What lets a run go on however often its workers are hurt, and its accounts be made, whatever the
+config says."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,7 @@ class _ChaosRun(Attempt):
     ) -> None:
         super().__init__(options, resolved, manager, interruption)
         self._options = options
+        self.shows = options.json_file != STDOUT
         self._changes = changes
         self._loop: AuditedLoop | None = None
         self._saboteur: Saboteur | None = None
@@ -203,6 +209,7 @@ class _ChaosRun(Attempt):
         """Print the figures, write them if asked to, and return the exit code."""
         if self._loop is None or self._saboteur is None:
             say(f"envmgr: error: {self._error}", err=True)
+            self._write({"ending": self._ending.value, "error": self._error, **self._about()})
             return FAILED
         report, saboteur = self._loop.settle(), self._saboteur
         figures = self._summary(report, saboteur)

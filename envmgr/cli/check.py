@@ -68,12 +68,12 @@ def execute(
         echo(f"envmgr check: {env_name(resolved)}")
     findings = _findings(factory, options, shows)
     verdict = verdict_of(findings)
-    if shows:
-        click.secho(f"verdict: {verdict}", bold=True)
     passes = worst_of(findings) < (Level.WARNING if strict else Level.PROBLEM)
     figures = {"env": env_name(resolved), "verdict": verdict, "passes": passes}
     found = [finding.as_dict() for finding in findings]
     write_figures(json_file, {**figures, "findings": found, "versions": versions()})
+    if shows:
+        click.secho(f"verdict: {verdict}", bold=True)
     return DONE if passes else FAILED
 
 

@@ -265,9 +265,9 @@ def _resolve_resume(options: dict[str, Any], no_output: bool) -> None:
 def run(process: dict[str, bool], /, no_output: bool, **options: Any) -> int:
     """Collect timesteps with the manager, the envs and the policy that CONFIG names.
 
-    Ends after --steps, --episodes, or when every env has run manager.episode_num episodes. Ctrl-C
-    and SIGTERM end it, too, and what was collected is kept: --resume RUN collects the rest. SIGUSR1
-    prints what `envmgr dump` does.
+    Ends after --steps, --episodes, or when every env has run manager.episode_num episodes. Ctrl-C,
+    SIGTERM and a closed terminal end it, too, and what was collected is kept: --resume RUN collects
+    the rest. SIGUSR1 prints what `envmgr dump` does.
 
     Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.
     """
@@ -311,7 +311,7 @@ def run(process: dict[str, bool], /, no_output: bool, **options: Any) -> int:
     type=click.IntRange(min=0),
     help="Seed of envs and policy, as manager.seed, and of the injuries.",
 )
-@click.option("--json", "json_file", type=click.Path(), metavar="FILE", help="Write the figures.")
+@_writes("figures")
 @click.option(
     "--traceback", is_flag=True, help="Print what envmgr logs with the tracebacks of envs."
 )
@@ -521,8 +521,9 @@ def trace(file: str) -> None:
     from envmgr.observing.timeline import read_trace, totals_of
     from envmgr.untrusted import plain_line
 
+    totals = totals_of(read_trace(file))
     click.echo(f"{'category':<10} {'event':<22} {'how often':>10} {'in all':>14}")
-    for key, (count, total_s) in totals_of(read_trace(file)).items():
+    for key, (count, total_s) in totals.items():
         category, _, name = plain_line(key).partition(" ")
         click.echo(f"{category:<10} {name:<22} {count:>10,} {total_s:>12,.3f} s")
 

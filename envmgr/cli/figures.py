@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from envmgr import __version__
 from envmgr.errors import ConfigError
 from envmgr.hot import WHY
+from envmgr.whole_files import write_whole
 
 STDOUT = "-"
 
 
 def try_to_write(path: str | None) -> None:
-    """Find out before the work whether its figures can be written.
+    """Find out before the work whether its figures can be written; see `refuse_unwritable`."""
+    if path is not None and path != STDOUT:
+        refuse_unwritable(path, "the figures", "--json")
+
+
+def refuse_unwritable(path: str, what: str, option: str) -> None:
+    """Find out before the work whether what comes of it can be written. Leaves nothing behind.
+
+    Args:
+        path: of the file, as `write_text` takes it.
+        what: is to be written.
+        option: names the file.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: it cannot.
     """
-    if path is None or path == STDOUT:
-        return
     try:
-        with open(path, "a", encoding="utf-8"):
-            pass
+        if os.path.isdir(path):
+            raise IsADirectoryError("it is a folder")
+        if _is_replaced(path):
+            with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
+                pass
     except OSError as error:
         raise ConfigError(
-            f"the figures cannot be written to {path!r}: {error}. Name another file with --json."
+            f"{what} cannot be written to {path!r}: {error}. Name another file with {option}."
         ) from error
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file whole, where links lead to; into what is none, such as a pipe, as usual.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if _is_replaced(path):
+        write_whole(os.path.realpath(path), text.encode())
+    else:
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def _is_replaced(path: str) -> bool:
+    """Whether a file takes the place of what is there; not of `/dev/stdout`, or of a pipe."""
+    return os.path.isfile(os.path.realpath(path)) or not os.path.exists(path)
 
 
 def write_figures(path: str | None, figures: Mapping[str, Any]) -> None:
@@ -59,8 +92,7 @@ def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
     if path == STDOUT:
         sys.stdout.write(text)
         return
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    write_text(path, text)
 
 
 def versions() -> dict[str, str]:

@@ -71,9 +71,7 @@ class Interruption:
     @property
     def name(self) -> str:
         """What asked for the end, in words."""
-        if self._signal is signal.SIGINT:
-            return "Ctrl-C"
-        return "Ctrl-C" if self._signal is None else self._signal.name
+        return "Ctrl-C" if self._signal in (None, signal.SIGINT) else self._signal.name
 
     def acknowledge(self) -> None:
         """Say that the end has begun: no exception is raised from here on."""

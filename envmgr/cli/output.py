@@ -98,7 +98,7 @@ class RunFolder:
             self._lock = locked(self.path)
             if self._is_of_file:
                 self._refuse_what_is_of_no_run()
-            held = [name for name in RESULTS if os.path.lexists(self.path / name)]
+            held = self._held()
             if held and not self._force:
                 raise ConfigError(
                     f"the output folder {str(self.path)!r} holds the results of another run "
@@ -125,6 +125,17 @@ class RunFolder:
             )
         refuse_links(self.path)
 
+    def _held(self) -> list[str]:
+        """Return the names of what a run has left in the folder.
+
+        The event files of TensorBoard are among it, which draws all that lie together as one run.
+        """
+        events, held = self.path / TENSORBOARD, list(RESULTS)
+        if not events.is_symlink():  # what a link leads to is not ours to remove
+            found = sorted(events.glob("events.out.tfevents.*"))
+            held += [str(path.relative_to(self.path)) for path in found]
+        return [name for name in held if os.path.lexists(self.path / name)]
+
     def _make(self) -> None:
         missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
         for folder in reversed(missing):
@@ -145,7 +156,7 @@ class RunFolder:
             OSError: they cannot be written.
         """
         if self._force:
-            for name in RESULTS:
+            for name in self._held():
                 (self.path / name).unlink(missing_ok=True)
         # Exclusively: of two runs of this process, which the lock lets in, one fails. Unbuffered: a
         # line is with the system as soon as it is written, whatever becomes of this process.

@@ -35,11 +35,11 @@ class Goal:
     """What a run is to collect.
 
     Attributes:
-        total: how many; None if nobody knows.
+        total: how many.
         noun: "steps" or "episodes".
     """
 
-    total: int | None
+    total: int
     noun: str
 
 
@@ -123,8 +123,9 @@ class Progress(ABC):
 class PlainProgress(Progress):
     """A line every few seconds on stdout; other lines go to stderr."""
 
-    def __init__(self, goal: Goal, extra: Extra | None = None) -> None:
+    def __init__(self, goal: Goal, extra: Extra | None = None, *, shows: bool = True) -> None:
         super().__init__(goal, extra)
+        self._shows = shows
         self._next_line = monotonic() + LINE_EVERY_S
 
     def start(self, collector: Collector) -> None:
@@ -136,7 +137,7 @@ class PlainProgress(Progress):
         """Print a line if it is time for one."""
         now = monotonic()
         self._sample(now)
-        if now < self._next_line or self._collector is None:
+        if not self._shows or now < self._next_line or self._collector is None:
             return
         self._next_line = now + LINE_EVERY_S
         figures = "  ".join(self._figures(self._collector, now))
@@ -205,18 +206,25 @@ class LiveProgress(Progress):
         head = Table.grid(padding=(0, 1), expand=True)
         head.add_column(ratio=1, min_width=10)
         head.add_column(no_wrap=True, justify="right")
-        amount = f"{done:,}/{total:,}" if total is not None else f"{done:,}"
         head.add_row(
-            ProgressBar(total=total, completed=done, pulse=total is None),
-            Text(f"{amount} {self._goal.noun}  {_duration(now - self._began)}"),
+            ProgressBar(total=total, completed=done),
+            Text(f"{done:,}/{total:,} {self._goal.noun}  {_duration(now - self._began)}"),
         )
         figures = [Text(figure, style="dim") for figure in self._figures(collector, now)]
         return Group(head, Columns(figures, padding=(0, 3)))
 
 
-def make_progress(goal: Goal, extra: Extra | None = None) -> Progress:
-    """Return a live display where stdout is a terminal, else plain lines."""
+def make_progress(goal: Goal, extra: Extra | None = None, *, shows: bool = True) -> Progress:
+    """Return a live display where stdout is a terminal, else plain lines.
+
+    Args:
+        goal: what is to be collected.
+        extra: figures besides those of the collection.
+        shows: on stdout; else only what goes to stderr is.
+    """
     console = wide_console()
+    if not shows:
+        return PlainProgress(goal, extra, shows=False)
     if sys.stdout.isatty() and not console.is_dumb_terminal:
         return LiveProgress(goal, console, extra)
     return PlainProgress(goal, extra)

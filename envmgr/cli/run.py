@@ -284,7 +284,9 @@ class _Run(Attempt):
             say(f"envmgr: {self._advice} (`envmgr tune` measures it)")
         if self._ending is Ending.INTERRUPTED:
             say(f"envmgr: {self._error}; {self._kept(where)}", err=True)
-            if where is not None and math.isinf(self._resolved.values.manager.episode_num):
+            has_ended = self._collector is not None and self._collector.statistics.n_ended
+            is_endless = math.isinf(self._resolved.values.manager.episode_num)
+            if where is not None and is_endless and has_ended:
                 options = self._run_options
                 command = resuming_command(Path(where), options.overrides, options.allowed)
                 say(f"envmgr: to go on: {command}", err=True)
@@ -324,7 +326,14 @@ class _Run(Attempt):
             statistics = self._collector.statistics
         if statistics is None or not statistics.steps:
             return "nothing had been collected" + (f"; see {where}" if where else "")
-        what = f"{episodes_text(statistics)} and {counted(statistics.steps, 'timestep')}"
         if where is None:
+            what = f"{episodes_text(statistics)} and {counted(statistics.steps, 'timestep')}"
             return f"{what} had been collected, and nothing was written"
-        return f"{what} had been collected and are kept in {where}"
+        unfinished = {} if self._collector is None else self._collector.unfinished
+        n_lost = sum(unfinished.values())
+        kept = counted(statistics.steps - n_lost, "timestep")
+        text = f"{episodes_text(statistics)} and {kept} had been collected and are kept in {where}"
+        if unfinished:
+            episodes = counted(len(unfinished), "unfinished episode")
+            text += f", but not {counted(n_lost, 'timestep')} of {episodes}"
+        return text

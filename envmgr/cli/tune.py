@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from envmgr.cli.config_envs import env_name, factories_of, quiet_workers
 from envmgr.cli.exit_codes import DONE
-from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
+from envmgr.cli.figures import (
+    STDOUT,
+    refuse_unwritable,
+    try_to_write,
+    versions,
+    write_figures,
+    write_text,
+)
 from envmgr.cli.progress import doing
 from envmgr.cli.texts import echo, listed, load_text, print_table, wide_console
 from envmgr.collect import make_policy, policy_seed
@@ -27,7 +32,6 @@ from envmgr.tuning.measuring import Act, PolicyOf
 from envmgr.tuning.tune import Row, Tuned, tune
 from envmgr.tuning.yaml_edit import edited
 from envmgr.types import EnvFactory
-from envmgr.whole_files import write_whole
 
 _AHEAD = 1.1
 """How much faster envs without workers have to be to be worth a sentence."""
@@ -70,14 +74,17 @@ def execute(
     try_to_write(json_file)
     shows = json_file != STDOUT
     tuned = _tuned(resolved, factories, seconds, listed(kinds), shows)
-    text = _tuned_text(config, overrides, tuned)
-    if shows:
-        _print(tuned)
+    text = _tuned_text(resolved.text, overrides, tuned)
+    # Files first: what stdout goes into may be full.
     unwritten = None if out is None else _written(out, text)
-    if shows:
-        is_there = out is not None and unwritten is None
-        echo(f"The tuned config is in {out}.\n" if is_there else f"\n{text}", nl=False)
-    write_figures(json_file, {**as_figures(tuned), "env": env_name(resolved), "config": text})
+    try:
+        figures = {**as_figures(tuned), "env": env_name(resolved), "config": text}
+        write_figures(json_file, figures)
+    finally:
+        if shows:
+            _print(tuned)
+            is_there = out is not None and unwritten is None
+            echo(f"The tuned config is in {out}.\n" if is_there else f"\n{text}", nl=False)
     if unwritten is not None:
         raise EnvManagerError(f"the tuned config cannot be written to {out!r}: {unwritten}")
     return DONE
@@ -234,9 +241,8 @@ def _shown(value: Any) -> str:
     return show_value(int(value) if whole else value).strip("'")
 
 
-def _tuned_text(config: str, overrides: Sequence[str], tuned: Tuned) -> str:
-    """Return the config file with the best setting in it, and with the overrides."""
-    text = Path(config).read_text(encoding="utf-8")
+def _tuned_text(text: str, overrides: Sequence[str], tuned: Tuned) -> str:
+    """Return the text of a config with the best setting in it, and with the overrides."""
     changes: dict[tuple[str, ...], Any] = {}
     for override in overrides:
         dotted, _, value = override.partition("=")
@@ -264,31 +270,13 @@ def _try_to_write(path: str, *, force: bool) -> None:
             f"{path!r} is there already, and is not replaced. Name another file with --out, "
             "or give --force."
         )
-    try:
-        if os.path.isdir(path):
-            raise IsADirectoryError("it is a folder")
-        if _is_replaced(path):
-            with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
-                pass
-    except OSError as error:
-        raise ConfigError(
-            f"the tuned config cannot be written to {path!r}: {error}. Name another file with "
-            "--out."
-        ) from error
-
-
-def _is_replaced(path: str) -> bool:
-    """Whether a file takes the place of what is there; not of `/dev/stdout`, or of a pipe."""
-    return os.path.isfile(os.path.realpath(path)) or not os.path.exists(path)
+    refuse_unwritable(path, "the tuned config", "--out")
 
 
 def _written(path: str, text: str) -> OSError | None:
     """Write the tuned config; return why it cannot be written."""
     try:
-        if _is_replaced(path):
-            write_whole(os.path.realpath(path), text.encode())
-        else:
-            Path(path).write_text(text, encoding="utf-8")
+        write_text(path, text)
     except OSError as error:
         return error
     return None

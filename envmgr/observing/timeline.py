@@ -54,19 +54,11 @@ def write_trace(path: str, engine: Engine) -> None:
     hosts, moments = engine.supervisor.hosts, engine.supervisor.statistics.moments
     if hosts.tracer is not None and hosts.block is not None:
         try:
-            write(path, hosts.tracer.notes(hosts.env_num, hosts.block, moments))
+            notes = hosts.tracer.notes(hosts.env_num, hosts.block, moments)
+            text = json.dumps(trace_of(notes), allow_nan=False, separators=(",", ":"))
+            write_whole(path, text.encode())
         except OSError as error:
             logger.warning("the timeline cannot be written to %r: %s", path, error)
-
-
-def write(path: str, notes: Notes) -> None:
-    """Write a timeline into a file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    text = json.dumps(trace_of(notes), allow_nan=False, separators=(",", ":"))
-    write_whole(path, text.encode())
 
 
 def _names(notes: Notes) -> Iterator[dict[str, Any]]:

@@ -142,7 +142,7 @@ class LiveTop:
         self._top.forget_all_but(boards)
         for board in boards:
             plan = board.plan
-            table = self._top.table(plan.number, board, now, plan.env_num, width)
+            table = self._top.table(plan.number, board, now, width)
             fits = max(each - len(table.head) - 2, 1)  # but for the names, and how many more
             chosen = self._chosen - len(rows)
             first = min(max(chosen - fits + 1, 0), max(len(table.lines) - fits, 0))

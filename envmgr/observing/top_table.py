@@ -59,7 +59,10 @@ class Table(NamedTuple):
     names: str
     env_ids: list[int]
     lines: list[str]
-    more: int
+
+
+_Look = tuple[float, Board]
+"""When a trainer's board was looked at, and what it said."""
 
 
 class Top:
@@ -71,7 +74,7 @@ class Top:
 
     def __init__(self, sort: str = "env") -> None:
         self._sort = sort
-        self._before: dict[int, tuple[float, Board]] = {}
+        self._looks: dict[int, tuple[_Look, _Look]] = {}
 
     @property
     def sort(self) -> str:
@@ -85,38 +88,39 @@ class Top:
     def text(self, boards: Sequence[Board], now: float) -> str:
         """Return the whole tables of all managers of a trainer."""
         self.forget_all_but(boards)
-        tables = (self.lines(board.plan.number, board.read(), now, _ALL) for board in boards)
+        tables = (self.lines(board.plan.number, board.read(), now) for board in boards)
         return "\n\n".join("\n".join(table) for table in tables)
 
     def forget_all_but(self, boards: Sequence[Board]) -> None:
         """Keep nothing of managers that are closed."""
         numbers = {board.plan.number for board in boards}
-        self._before = {key: was for key, was in self._before.items() if key in numbers}
+        self._looks = {key: looks for key, looks in self._looks.items() if key in numbers}
 
-    def lines(self, key: int, board: Board, now: float, most: int) -> list[str]:
+    def lines(self, key: int, board: Board, now: float) -> list[str]:
         """Return the table of one manager as lines; see `table`."""
-        table = self.table(key, board, now, most)
-        more = [f"... and {table.more} more"] if table.more else []
-        return [*table.head, table.names, *table.lines, *more]
+        table = self.table(key, board, now)
+        return [*table.head, table.names, *table.lines]
 
-    def table(self, key: int, board: Board, now: float, most: int, width: int = _ALL) -> Table:
+    def table(self, key: int, board: Board, now: float, width: int = _ALL) -> Table:
         """Return the table of one manager.
 
         Args:
             key: which of the trainer's managers it is: `BoardPlan.number`.
             board: a copy.
             now: on the monotonic clock.
-            most: so many envs at most.
             width: of lines, in characters. What does not fit is left out, whole columns of it.
         """
         n, plan = board.plan.env_num, board.plan
         looked_s = float(board.looked_at[0])
-        before_s, before = self._before.get(key, (looked_s, board))
-        if before.plan != plan or (before.counters > board.counters).any():
-            before_s, before = looked_s, board  # the process has become another trainer (exec)
+        look = (looked_s, board)
+        previous, latest = self._looks.get(key, (look, look))
+        if latest[1].plan != plan or (latest[1].counters > board.counters).any():
+            previous = latest = look  # the process has become another trainer (exec)
+        elif looked_s > latest[0]:  # else it is the same look, in another order, say
+            previous, latest = latest, look
+        self._looks[key] = previous, latest
+        before_s, before = previous
         passed_s = looked_s - before_s
-        if passed_s > 0.0 or before is board:
-            self._before[key] = (looked_s, board)
         totals = dict(zip(COUNTERS, board.counters.tolist(), strict=True))
         done = totals["timesteps"] - int(before.counters[COUNTERS.index("timesteps")])
         rate = f"{done / passed_s:,.0f}" if passed_s > 0.0 else "-"
@@ -134,14 +138,13 @@ class Top:
         if not plan.latencies:
             head += "\nset manager.metrics: {} in the config to see times and rates of each env"
         rows = self._rows(board, before, passed_s, now)
-        shown = self._order(board, rows)[:most]
+        shown = self._order(board, rows)
         names = _fitting(width)
         return Table(
             [part for line in head.splitlines() for part in textwrap.wrap(line, width)],
             _line({name: name for name in names}, width),
             shown,
             [_line({name: rows[i][0][name] for name in names}, width) for i in shown],
-            n - len(shown),
         )
 
     def _rows(

@@ -112,7 +112,8 @@ class Run:
         """Take an episode."""
         self.env_ids.append(episode.env_id)
         self.lengths.append(episode.length)
-        self.returns.append(_number(episode.returned))
+        found = sum_of(episode.returned)  # None if it was not finite
+        self.returns.append(float("nan") if found is None else found)
         self.ended_s.append(episode.ended_s)
         self.abnormal.append(episode.abnormal)
         if episode.failure is not None and len(self.failures) < MOST_FAILURES:
@@ -126,12 +127,6 @@ def shortened(text: str) -> str:
         return text
     half = MOST_OF_A_TEXT // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
-
-
-def _number(returned: float | list[float | None] | None) -> float:
-    """Return a return as one number: NaN for what was not finite, the sum of several."""
-    found = sum_of(returned)
-    return float("nan") if found is None else found
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:

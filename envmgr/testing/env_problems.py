@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -80,13 +82,18 @@ def env_problems(
 
 
 def problems_of_one(
-    factory: Callable[[], Any], *, n_steps: int, seed: int, forgives: bool
+    factory: Callable[[], Any],
+    *,
+    n_steps: int,
+    seed: int,
+    forgives: bool,
+    limit_s: float = math.inf,
 ) -> tuple[list[Problem], Trial | None]:
     """Return what `env_problems` finds without comparing two envs, and the one that was stepped."""
     problems = [*_check_factory(factory), *_check_unused(factory)]
     if problems:
         return problems, None
-    first = Trial(factory, n_steps, seed, forgives=forgives)
+    first = Trial(factory, n_steps, seed, forgives=forgives, limit_s=limit_s)
     return first.problems, first
 
 
@@ -125,9 +132,16 @@ class Trial:
     """
 
     def __init__(
-        self, factory: Callable[[], Any], n_steps: int, seed: int, *, forgives: bool
+        self,
+        factory: Callable[[], Any],
+        n_steps: int,
+        seed: int,
+        *,
+        forgives: bool,
+        limit_s: float = math.inf,
     ) -> None:
         self.problems: list[Problem] = []
+        self._limit_s = limit_s
         self._forgives = forgives
         self.sums: list[tuple[int, int]] = []
         self.is_seeded = False
@@ -156,7 +170,9 @@ class Trial:
         self._space, self._of_obs = observation_space, checksum_of(observation_space)
         self.is_seeded = adapt.takes_seeds(env)
         play = RandomPlay(env, forgives=self._forgives)
-        for timestep in seeded_run(env, play, n_steps, seed, begin=self._begin):
+        for timestep in seeded_run(
+            env, play, n_steps, seed, begin=self._begin, limit_s=self._limit_s
+        ):
             if is_abnormal(timestep.info):
                 self._note("step", "it says itself that a step was abnormal (info['abnormal'])")
                 return
@@ -212,6 +228,7 @@ def seeded_run(
     n_steps: int,
     seed: int,
     begin: Callable[[str], None] = lambda what: None,
+    limit_s: float = math.inf,
 ) -> Iterator[EnvTimestep]:
     """Seed an env and its actions, and play; yield what resets (with the reward 0) and steps give.
 
@@ -223,18 +240,22 @@ def seeded_run(
         n_steps: how many; there is a reset where an episode ends.
         seed: of env and actions.
         begin: called with "seed", "reset" or "step" before each.
+        limit_s: seconds after which no further step is taken.
     """
 
     def first() -> EnvTimestep:
         begin("reset")
         return EnvTimestep(play.reset()[0], 0.0, False, {})
 
+    end = time.monotonic() + limit_s
     adapt.spaces_of(env)[1].seed(seed)
     begin("seed")
     if adapt.takes_seeds(env):
         adapt.seed_env(env, seed, None)
     yield first()
-    for _ in range(n_steps):
+    for n in range(n_steps):
+        if n and time.monotonic() >= end:
+            return
         begin("step")
         timestep = play.step(play.action())
         if play.n_failed:

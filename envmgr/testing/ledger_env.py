@@ -223,11 +223,14 @@ class LedgerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.signer = Signer(env_id, lambda: (self.observation_space, self.action_space))
 
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset the env, with what it takes, and sign the info."""
+    def reset(self, **arguments: Any) -> Any:
+        """Reset the env and sign the info; what is no result of a reset is left alone."""
         self.signer.begin_episode()
-        obs, info = self.env.reset(**arguments)
-        return obs, {**info, MARK_KEY: self.signer.of_reset(obs)}
+        result: Any = self.env.reset(**arguments)
+        match result:
+            case (obs, Mapping() as info):
+                return obs, {**info, MARK_KEY: self.signer.of_reset(obs)}
+        return result
 
     def step(self, action: Any) -> Any:
         """Take a step and sign the info; what is no result of a step is left alone."""

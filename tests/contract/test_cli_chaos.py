@@ -117,3 +117,27 @@ def test_says_at_the_start_what_a_hang_costs(
     assert chaos(config, *few, *long, "--kinds", "kill") == DONE  # seen at once
     assert chaos(config, *few) == DONE
     assert "stands still" not in capsys.readouterr().out
+
+
+def test_what_changes_what_envs_have_signed_is_off(config: Path, tmp_path: Path) -> None:
+    figures_file = tmp_path / "figures.json"
+    keys = {"normalize_obs": True, "normalize_reward": True, "start_steps": 8}
+    given = [part for key in keys for part in ("--set", f"manager.{key}={json.dumps(keys[key])}")]
+    few = ("--steps", "60", "--rate", "0.001", "--json", str(figures_file))
+    assert chaos(config, *few, *given) == DONE
+    changed = json.loads(figures_file.read_text())["changed"]
+    assert keys.keys() <= changed.keys()
+
+
+def test_figures_on_stdout_are_all_that_is_printed(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chaos(config, "--steps", "3", "--rate", "0.001", "--json", "-") == DONE
+    assert json.loads(capsys.readouterr().out)["is_clean"]
+
+
+def test_a_launch_that_fails_is_in_the_figures(config: Path, tmp_path: Path) -> None:
+    figures_file = tmp_path / "figures.json"
+    fails = ("--set", "env.kwargs={no_such: 1}", "--json", str(figures_file))
+    assert chaos(config, *fails) == FAILED
+    assert json.loads(figures_file.read_text())["ending"] == "failed"

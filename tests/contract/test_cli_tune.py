@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -155,9 +156,8 @@ def test_a_setting_whose_steps_return_some_of_the_timesteps_says_so() -> None:
     assert said.endswith("give --kinds subprocess.")
     assert _cells(best, tuned)[-1] == "a step returns 4 of the timesteps, or more"
     assert _cells(now, tuned)[-1] == ""
-    Path("c.yaml").write_text(CONFIG)
     assert "type: async_subprocess  # kept (tuned, was subprocess: 2.00 x" in _tuned_text(
-        "c.yaml", [], tuned
+        CONFIG, [], tuned
     )
 
 
@@ -212,16 +212,49 @@ def test_a_tuned_config_that_cannot_be_written_after_all_is_printed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def write_whole(*args: Any) -> None:
+    def write_text(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("envmgr.cli.tune.write_whole", write_whole)
+    monkeypatch.setattr("envmgr.cli.tune.write_text", write_text)
     assert main(["tune", "c.yaml", "--out", "t.yaml", "--json", "f.json"]) == 1
     printed = capsys.readouterr()
     assert "num_workers: 2" in printed.out
     assert "The tuned config is in" not in printed.out
     assert "cannot be written to 't.yaml': [Errno 28] No space left" in printed.err
     assert "num_workers: 2" in json.loads((folder / "f.json").read_text())["config"]
+
+
+def test_a_config_is_read_once(folder: Path, asked: list[Any]) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, CONFIG.encode())
+    os.close(writer)
+    assert main(["tune", f"/dev/fd/{reader}", "--out", "t.yaml"]) == 0
+    os.close(reader)
+    assert "num_workers: 2" in (text := (folder / "t.yaml").read_text())
+    assert "# mine" in text
+
+
+def test_files_are_written_where_nothing_can_be_printed(
+    folder: Path,
+    asked: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(tuned: Tuned) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("envmgr.cli.tune._print", full)
+    monkeypatch.setattr("envmgr.cli.discard_output", lambda: None)
+    assert main(["tune", "c.yaml", "--out", "t.yaml", "--json", "f.json"]) == 1
+    assert "the output cannot be written: [Errno 28] No space left" in capsys.readouterr().err
+    assert "num_workers: 2" in (folder / "t.yaml").read_text()
+    assert "num_workers: 2" in json.loads((folder / "f.json").read_text())["config"]
+
+
+def test_a_command_that_fails_leaves_no_figures(folder: Path) -> None:
+    fails = ("--set", "env.kwargs={fault: no licence}", "--json", "f.json")
+    assert main(["tune", "c.yaml", "--seconds", "0.5", *fails]) == 1
+    assert not (folder / "f.json").exists()
 
 
 def test_envs_that_count_for_a_shared_cap_are_not_tuned(

@@ -224,6 +224,32 @@ def test_trajectories_are_compared_with_the_first() -> None:
     assert "its process died: killed by SIGSEGV" in found[0].text
 
 
+class Slow(Astray):
+    """Reads a clock that each of its steps moves on by a second."""
+
+    clock = 0.0
+
+    def step(self, action: Any) -> Any:
+        type(self).clock += 1.0
+        return super().step(action)
+
+
+def test_slow_steps_are_fewer_and_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: Slow.clock)
+    assert probes.describe(Slow, 200, 3.0).n_observations == 4
+    assert probes.contract(Slow, 200, 0, 3.0) is not None
+    assert Slow.clock == 6.0
+    found = probes.trajectory(Slow, 200, 0, 200, 3.0)
+    assert Slow.clock == 12.0
+    assert (len(found.first), len(found.again)) == (5, 5)
+    assert found.first[-1] == probes.CUT
+    (finding,) = verdicts.of_trajectories(
+        {"in a worker": run(1, 2, 3, probes.CUT, again=(1, 2, -1))}
+    )
+    assert finding.level is Level.OK
+    assert finding.text.startswith("2 values")
+
+
 def _traceback_through(path: str) -> str:
     """Return one of an env that opens something, in a probe that opens the env."""
     return (

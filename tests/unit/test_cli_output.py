@@ -51,6 +51,30 @@ class TestAFolder:
         assert names(tmp_path) == {"episodes.jsonl", "config.yaml", "run.json", "other.txt"}
         assert (tmp_path / "episodes.jsonl").read_text() == ""
 
+    def test_has_no_events_of_the_run_that_is_replaced(self, tmp_path: Path) -> None:
+        events = tmp_path / "tensorboard"
+        events.mkdir()
+        for name in ("events.out.tfevents.1.host", "mine.txt"):
+            (events / name).touch()
+        with pytest.raises(ConfigError, match=r"\(tensorboard/events\.out\.tfevents\.1\.host\)"):
+            RunFolder(tmp_path).prepare()
+        folder = RunFolder(tmp_path, force=True)
+        folder.prepare()
+        folder.begin("env: {}\n")
+        folder.close()
+        assert names(events) == {"mine.txt"}
+
+    def test_has_no_files_removed_where_a_link_leads(self, tmp_path: Path) -> None:
+        (there := tmp_path / "elsewhere").mkdir()
+        (there / "events.out.tfevents.1.host").touch()
+        (out := tmp_path / "out").mkdir()
+        (out / "tensorboard").symlink_to(there)
+        folder = RunFolder(out, force=True)
+        folder.prepare()
+        folder.begin("env: {}\n")
+        folder.close()
+        assert names(there) == {"events.out.tfevents.1.host"}
+
     def test_of_two_runs_at_once_one_fails(self, tmp_path: Path) -> None:
         first, second = RunFolder(tmp_path), RunFolder(tmp_path)
         first.prepare()

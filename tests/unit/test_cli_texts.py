@@ -252,7 +252,7 @@ class TestAnnotatedYaml:
 
 class Lines(Progress):
     def __init__(self) -> None:
-        super().__init__(Goal(None, "steps"))
+        super().__init__(Goal(1, "steps"))
         self.lines: list[str] = []
 
     def tick(self) -> None: ...
@@ -366,11 +366,10 @@ class TestProgress:
         assert "7 failures" in capsys.readouterr().out
 
     @pytest.mark.parametrize("width", [30, 40, 80, 200])
-    @pytest.mark.parametrize("total", [None, 100])
-    def test_the_live_display_fits(self, width: int, total: int | None) -> None:
+    def test_the_live_display_fits(self, width: int) -> None:
         out = io.StringIO()
         console = Console(file=out, force_terminal=True, width=width, color_system=None)
-        progress = LiveProgress(Goal(total, "steps"), console)
+        progress = LiveProgress(Goal(100, "steps"), console)
         progress.start(self.collector(20))
         progress.log("warning: [bold]env 1[/bold] died")
         progress.tick()
@@ -379,7 +378,7 @@ class TestProgress:
         assert "warning: [bold]env 1[/bold] died" in text
         for figure in ("20 steps", "8 episodes", "mean return", "RUN 2", "0 failures"):
             assert figure in text
-        assert ("20/100 steps" in text) == (total is not None)
+        assert "20/100 steps" in text
 
     @pytest.mark.parametrize("goes_at", [0, 1])
     def test_a_terminal_that_has_gone_ends_no_run(self, goes_at: int) -> None:

@@ -170,17 +170,19 @@ def test_a_table_shows_rates_and_times() -> None:
     second.looked_at[0] = 52.0
     second.counters[1] = 600
     top = Top("slowest")
-    assert "- steps/s" in top.lines(0, first, 50.0, 10)[0]
-    head, names, *rows = top.lines(0, second, 52.5, 2)
+    assert "- steps/s" in top.lines(0, first, 50.0)[0]
+    head, names, *rows = top.lines(0, second, 52.5)
     assert "300 steps/s" in head
     assert names.split()[:3] == ["env", "state", "at"]
     assert [row.split()[0] for row in rows[:2]] == ["1", "0"], "the slowest first"
     assert " 50 " in rows[0], "100 more steps in two seconds"
     assert "500.0 ms" in rows[0]
-    assert rows[2] == "... and 1 more"
-    failing = Top("failures").lines(0, second, 52.5, 9)
+    top.sort_by_the_next()
+    again, *_ = top.lines(0, second, 52.6)
+    assert "300 steps/s" in again, "at a key press, too, before the next look"
+    failing = Top("failures").lines(0, second, 52.5)
     assert failing[2].split()[0] == "2"
-    text = "\n".join(Top().lines(0, board(measures=False), 50.0, 9))
+    text = "\n".join(Top().lines(0, board(measures=False), 50.0))
     assert "set manager.metrics" in text
 
 

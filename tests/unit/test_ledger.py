@@ -350,6 +350,9 @@ def test_signing_leaves_observations_and_own_infos_alone() -> None:
     broken = PlainGym()
     broken.step = lambda action: "nonsense"  # type: ignore[method-assign]
     assert LedgerWrapper(broken, 3).step(1) == "nonsense"
+    for odd in (None, np.zeros(2), (np.zeros(2), None)):
+        broken.reset = lambda odd=odd, **params: odd  # type: ignore[method-assign, misc]
+        assert LedgerWrapper(broken, 3).reset() is odd
     assert isinstance(pickle.loads(pickle.dumps(Ledgered(PlainGym, 2)))(), LedgerWrapper)
 
 

@@ -38,7 +38,7 @@ def chosen(view: LiveTop, boards: list[Board]) -> list[str]:
 def test_lines_are_as_wide_as_the_screen_at_most(width: int) -> None:
     shown_board = board(3)
     shown_board.failed[...] = 12_345
-    table = Top().table(0, shown_board, 51.0, 3, width)
+    table = Top().table(0, shown_board, 51.0, width)
     assert max(map(len, [*table.head, table.names, *table.lines])) <= width
     if width >= 40:
         assert all("12,345" in line or "12345" in line for line in table.lines), "cut off"
@@ -47,10 +47,10 @@ def test_lines_are_as_wide_as_the_screen_at_most(width: int) -> None:
 
 
 def test_at_80_columns_what_matters_is_there_and_at_87_all() -> None:
-    assert Top().table(0, board(1), 51.0, 1, 80).names.split() == (
+    assert Top().table(0, board(1), 51.0, 80).names.split() == (
         ["env", "state", "at", "for", "steps/s", "p99", "fail", "MB"]
     )
-    assert "p50" in Top().table(0, board(1), 51.0, 1, 87).names
+    assert "p50" in Top().table(0, board(1), 51.0, 87).names
 
 
 @pytest.mark.parametrize("height", [5, 10, 24])
@@ -159,9 +159,9 @@ def test_another_manager_has_no_rates_of_the_one_before() -> None:
     first.counters[1] = 1000
     for other in (later(board(5), 2000), later(board(2), 10)):  # of another size; and a new one
         top = Top()
-        top.table(0, first, 51.0, 2)
-        assert rates(top.table(0, other, 53.0, 5).head[0]) == ["-"]
-        cells = [line.split()[-5] for line in top.table(0, other, 53.0, 5).lines]
+        top.table(0, first, 51.0)
+        assert rates(top.table(0, other, 53.0).head[0]) == ["-"]
+        cells = [line.split()[-5] for line in top.table(0, other, 53.0).lines]
         assert cells == ["-"] * other.plan.env_num
 
 

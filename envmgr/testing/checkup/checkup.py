@@ -109,6 +109,8 @@ class _Check:
         self._tally = tally
         self._factory = factory
         self._options = options
+        # A probe of many steps ends early if they are slow: only one that is stuck hangs.
+        self._probe_s = options.limit_s / 4
         self._with_frames = with_frames
         self._n_hangs = self._n_tries = self._n_deaths_in_play = 0
         self._plays = probes.Plays()
@@ -200,9 +202,11 @@ class _Check:
     def _contract(self) -> list[Finding]:
         options = self._options
         described = self._described = self._try(
-            probes.describe, self._factory, effort=options.n_steps
+            probes.describe, self._factory, self._probe_s, effort=options.n_steps
         )
-        kept = self._try(probes.contract, self._factory, options.seed, effort=options.n_steps)
+        kept = self._try(
+            probes.contract, self._factory, options.seed, self._probe_s, effort=options.n_steps
+        )
         findings: list[Finding] = []
         if kept.failure is not None:
             findings.append(verdicts.failed("contract", kept, "random steps"))
@@ -218,7 +222,7 @@ class _Check:
     def _determinism(self) -> list[Finding]:
         options = self._options
         n_steps = options.n_steps
-        arguments = (probes.trajectory, self._factory, options.seed, n_steps)
+        arguments = (probes.trajectory, self._factory, options.seed, n_steps, self._probe_s)
         found = {
             "in a worker": self._try(*arguments, effort=n_steps),
             "in another": self._try(*arguments, effort=n_steps, place=1),
@@ -242,7 +246,7 @@ class _Check:
         return [verdicts.of_reset_options(empty, unknown)]
 
     def _times(self) -> list[Finding]:
-        seconds = min(PACE_S, self._options.limit_s / 4)
+        seconds = min(PACE_S, self._probe_s)
         return self._judged("times", "random steps", verdicts.of_pace, probes.pace, seconds)
 
     def _endurance(self) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -155,8 +156,8 @@ def counted_plays(tally: str, probe: Callable[..., Any], *args: Any) -> tuple[An
             _tallies.clear()
 
 
-def describe(factory: Factory, n_steps: int) -> Description:
-    """Build an env, reset it, and take a few steps."""
+def describe(factory: Factory, n_steps: int, limit_s: float = math.inf) -> Description:
+    """Build an env, reset it, and take a few steps, or as many as fit into the time."""
     handlers = [signal.getsignal(number) for number in _SIGNALS]
     before, began = holdings(), time.perf_counter()
     with _env_of(factory) as env:
@@ -167,11 +168,14 @@ def describe(factory: Factory, n_steps: int) -> Description:
         after, unpicklable = holdings(), _why_unpicklable(info)
         casts, outside = set(_casts(observation_space, obs)), dict[str, Outside]()
         _note_outside(outside, observation_space, obs)
+        end = time.monotonic() + limit_s
         for _ in range(n_steps):
             timestep = play.step(play.action())
             casts |= set(_casts(observation_space, timestep.obs))
             _note_outside(outside, observation_space, timestep.obs)
             unpicklable = unpicklable or _why_unpicklable(timestep.info)
+            if time.monotonic() >= end:
+                break
             if timestep.done:
                 play.reset()
         built = adapt.as_built(env)
@@ -188,7 +192,7 @@ def describe(factory: Factory, n_steps: int) -> Description:
             getattr(built, "render_mode", None),
             tuple(map(str, (getattr(built, "metadata", None) or {}).get("render_modes", ()))),
             outside,
-            n_steps + 1,
+            play.n_steps + 1,
         )
 
 
@@ -237,12 +241,16 @@ def _why_unpicklable(info: Any) -> str:
     return ""
 
 
-def contract(factory: Factory, n_steps: int, seed: int) -> list[tuple[str, str]]:
+def contract(
+    factory: Factory, n_steps: int, seed: int, limit_s: float = math.inf
+) -> list[tuple[str, str]]:
     """Return what `env_problems` finds, as pairs of kind and message.
 
     Does not compare two runs with the same seed: `trajectory` is for that.
     """
-    problems, _ = problems_of_one(factory, n_steps=n_steps, seed=seed, forgives=True)
+    problems, _ = problems_of_one(
+        factory, n_steps=n_steps, seed=seed, forgives=True, limit_s=limit_s
+    )
     return [(problem.kind, problem.message) for problem in problems]
 
 
@@ -252,7 +260,7 @@ class Trajectory(NamedTuple):
     Attributes:
         is_seeded: it takes seeds.
         first: checksums of observations, rewards and ends, reset after reset; `CUT` where a step
-            raised, after which nothing can be compared.
+            raised, or time was over, after which nothing can be compared.
         again: likewise, after a second reset of the same env with the same seed.
     """
 
@@ -261,7 +269,9 @@ class Trajectory(NamedTuple):
     again: tuple[int, ...]
 
 
-def trajectory(factory: Factory, n_steps: int, seed: int, whole: int) -> Trajectory:
+def trajectory(
+    factory: Factory, n_steps: int, seed: int, whole: int, limit_s: float = math.inf
+) -> Trajectory:
     """Step an env with actions that follow from the seed, two times over.
 
     Args:
@@ -269,15 +279,16 @@ def trajectory(factory: Factory, n_steps: int, seed: int, whole: int) -> Traject
         n_steps: how many steps.
         seed: of env and actions.
         whole: how many steps others take; with fewer, a trajectory is not whole.
+        limit_s: how long each of the two may go on.
     """
     with _env_of(factory) as env:
         of_obs = checksum_of(adapt.spaces_of(env)[0])
 
         def run() -> tuple[int, ...]:
             play = _play_of(env)
-            given = seeded_run(env, play, n_steps, seed)
+            given = seeded_run(env, play, n_steps, seed, limit_s=limit_s)
             sums = tuple(of_obs(one.obs) ^ reward_checksum(one.reward) for one in given)
-            return (*sums, CUT) if play.n_failed or n_steps < whole else sums
+            return (*sums, CUT) if play.n_failed or play.n_steps < whole else sums
 
         return Trajectory(adapt.takes_seeds(env), run(), run())
 
