@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import signal
 from collections.abc import Iterable
@@ -83,3 +85,17 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def logged(level: int, text: str, *args: Any) -> None:
+    """Log something in the midst of work that must not end there.
+
+    A handler of the user's may raise (its disk is full, its stream closed): the work goes on.
+
+    Args:
+        level: of `logging`.
+        text: what, with a place for each of `args`.
+        *args: for these places.
+    """
+    with contextlib.suppress(Exception):
+        logging.getLogger("envmgr").log(level, text, *args, stacklevel=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +26,7 @@ from envmgr.wire.messages import (
     ResetRequest,
     SavedEnv,
 )
+from envmgr.worker.copies import copied_params
 
 
 @dataclass(frozen=True)
@@ -548,7 +548,7 @@ class ExplicitResets:
         restoring = self._episodes.restorations.forget(env.env_id)
         joins = params is None and seed is None and env.new_seed is None and not restoring
         if params is not None:
-            env.reset_params = copy.copy(params)  # as what it is
+            env.reset_params = copied_params(params)  # later resets get them, too
         if env.new_seed is not None:
             env.seed = env.base_seed = env.new_seed
             env.new_seed = None

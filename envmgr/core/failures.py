@@ -9,6 +9,7 @@ decides. `Repair` finds out how things are, and does what the rules say.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import signal
@@ -35,12 +36,10 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState, Event
 from envmgr.policy import FailureBudget, FailurePolicy
-from envmgr.texts import exit_text
+from envmgr.texts import exit_text, logged
 from envmgr.transport.base import HostDied
 from envmgr.types import EnvTimestep
 from envmgr.wire.messages import UNANSWERED, FailureKind, RemoteFailure
-
-logger = logging.getLogger("envmgr")
 
 T = TypeVar("T")
 
@@ -495,7 +494,11 @@ def abnormal_timestep(env: ManagedEnv, failure: EnvFailure, env_info: Any = None
         env_info: what the env itself said, if it did: a dict, or a list or tuple of dicts, whose
             form is kept.
     """
-    obs = copy.deepcopy(env.obs)
+    obs = env.obs
+    # Without memory, or where a part refuses to be copied, the user gets what is there: a timestep
+    # that could not be made would leave the env waiting for ever.
+    with contextlib.suppress(Exception):
+        obs = copy.deepcopy(obs)
     reward, terminated, truncated = env.table.observed.lost_step(env.env_id, obs)
     marks = {"abnormal": True, "terminated": terminated, "truncated": truncated, "error": failure}
     info: Any
@@ -717,7 +720,7 @@ class Repair:
         if self._spares is not None:
             self._spares.failed(env)
         if not self.quiet and answer.raises is not Raises.LAUNCH_ERROR:  # that says it
-            logger.warning("%s", kept)
+            logged(logging.WARNING, "%s", kept)
         self._tell_user(env, failure, gets, env_info)
         exceeded = None
         if answer.charged and decide(COUNTS, situation):
@@ -960,10 +963,12 @@ class Repair:
             self.raise_at_once(failure)
         elif raises is Raises.SPARE_DROPPED:
             cause = self._budget.first_cause(env.env_id)
-            logger.error("%s: it is dropped, and the run goes on without it. %s", exceeded, cause)
+            text = "%s: it is dropped, and the run goes on without it. %s"
+            logged(logging.ERROR, text, exceeded, cause)
             env.dropped = True
         elif raises is Raises.DROPPED:
-            logger.error("%s: env %d is dropped (on_exhausted: drop)", exceeded, env.env_id)
+            text = "%s: env %d is dropped (on_exhausted: drop)"
+            logged(logging.ERROR, text, exceeded, env.env_id)
             env.dropped = True
             if env.failed_while_ready is None:
                 self._table.happened(env.env_id, Event.DROP)
@@ -981,7 +986,7 @@ class Repair:
             env.env_id,
             exceeded,
         )
-        logger.error("%s", error)
+        logged(logging.ERROR, "%s", error)
         if env.env_id in self._table.leased:
             self.fatal_of_leases[env.env_id] = error
         else:

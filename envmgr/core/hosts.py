@@ -14,13 +14,12 @@ from envmgr.core.starts import Starts
 from envmgr.core.statistics import Tracer
 from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv, host_groups, names_of
 from envmgr.policy import Deadlines, StartCaps
+from envmgr.texts import logged
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
 from envmgr.wire.block import RING_LAST, RING_MASK, Block
 from envmgr.wire.hosts import EnvToBuild, HostSettings, HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
-
-logger = logging.getLogger("envmgr")
 
 
 def await_own_reset(hosts: Hosts, env: ManagedEnv, *, in_next_step: bool) -> None:
@@ -290,7 +289,8 @@ class Hosts:
     def pause(self, envs: Sequence[ManagedEnv], pause_s: float, follow_up: Next) -> None:
         """Have `follow_up` begin after `pause_s`, for all of these envs."""
         if pause_s >= _LONG_PAUSE_S:
-            logger.warning("%s: %s follows in %g s", names_of(envs), follow_up.value, pause_s)
+            text = "%s: %s follows in %g s"
+            logged(logging.WARNING, text, names_of(envs), follow_up.value, pause_s)
         for env in envs:
             self._change(env, Change.PAUSE)
             env.follow_up = follow_up

@@ -22,6 +22,7 @@ from envmgr.seeding import Seeds
 from envmgr.texts import counted, env_ids_text
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import Op
+from envmgr.worker.copies import copied_params
 
 logger = logging.getLogger("envmgr")
 
@@ -91,7 +92,7 @@ def prepare_resets(
     """
     validate.refuse_unsendable_params(supervisor.hosts.transport, params)
     for env in supervisor.envs:
-        env.reset_params = params.get(env.env_id) or {}
+        env.reset_params = copied_params(params.get(env.env_id) or {})
         env.base_seed = env.new_seed = seeds.of_envs[env.env_id]
     spares = () if supervisor.spares is None else supervisor.spares.envs
     for env, seed in zip(spares, seeds.of_spares, strict=True):

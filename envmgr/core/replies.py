@@ -32,6 +32,7 @@ from envmgr.hot import hot
 from envmgr.journal import Journal
 from envmgr.lifecycle import EnvState, Event
 from envmgr.spaces import Array, ValueMismatchError, codec_of, same_space
+from envmgr.texts import logged
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
 from envmgr.transport.process.last_words import warn_of_fault
 from envmgr.types import EnvTimestep
@@ -65,9 +66,6 @@ from envmgr.wire.messages import (
     SavedEnv,
 )
 from envmgr.wire.rewards import KINDS, restored
-
-logger = logging.getLogger("envmgr")
-
 
 MAX_NOTICES = 100
 """Most texts of notices that are logged for one manager."""
@@ -523,7 +521,7 @@ class ReplyEffects:
             return
         if text not in self._noticed and len(self._noticed) < MAX_NOTICES:
             self._noticed.add(text)
-            logger.warning("observations of %s: %s (reported once)", env.name, text)
+            logged(logging.WARNING, "observations of %s: %s (reported once)", env.name, text)
 
     def info_form(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of INFO_FORM: number the form, or log that there is none."""
@@ -531,7 +529,8 @@ class ReplyEffects:
             self._setup.number(form_given(payload))
         elif not self._gave_up_forms and not self._repair.quiet:
             self._gave_up_forms = True
-            logger.info(
+            logged(
+                logging.INFO,
                 "infos of %s have no stable form: they are written and read one by one, which "
                 "takes longer (reported once)",
                 env.name,
@@ -827,7 +826,8 @@ class ReplyDispatcher:
             self._checked(self._on_unawaited_failure, env, payload)
 
     def _on_unawaited_failure(self, env: ManagedEnv, payload: Any) -> None:
-        logger.warning("repeating a request on a renewed env: %s", failure_of(payload).message)
+        text = "repeating a request on a renewed env: %s"
+        logged(logging.WARNING, text, failure_of(payload).message)
 
     def _on_began(self, env: ManagedEnv, payload: Any) -> None:
         if payload is True and not env.group.is_async:

@@ -20,9 +20,7 @@ from envmgr.core.deadlines import TimeLimits
 from envmgr.core.phases import Next, Phase
 from envmgr.core.table import NEVER, EnvTable, ManagedEnv
 from envmgr.policy import StartCaps
-from envmgr.texts import env_ids_text
-
-logger = logging.getLogger("envmgr")
+from envmgr.texts import env_ids_text, logged
 
 WARN_AFTER_S = 30.0
 """Who waits for a turn for so long is told of in the log, and again whenever as much has passed."""
@@ -181,7 +179,8 @@ class Starts:
         oldest = min(self._waiting.values(), default=NEVER)
         self._warn_at = now + WARN_AFTER_S if late else oldest + WARN_AFTER_S
         if late:
-            logger.warning(
+            logged(
+                logging.WARNING,
                 "waiting for %g s or more (%s): %s. At it: %s.",
                 WARN_AFTER_S,
                 self._caps,

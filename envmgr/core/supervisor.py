@@ -29,6 +29,7 @@ from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
 from envmgr.transport.base import Arrival
 from envmgr.wire.messages import EnvDescription, Op
+from envmgr.worker.copies import copied_arguments
 
 logger = logging.getLogger("envmgr")
 
@@ -285,6 +286,9 @@ class Supervisor:
             op: SET_ATTR or CALL.
             payloads: of each env; one and the same object, or different ones.
         """
+        # What is repeated is what was given then, whatever its user has changed since.
+        copies = {id(payload): copied_arguments(payload) for payload in payloads}
+        payloads = [copies[id(payload)] for payload in payloads]
         for env_id, payload in zip(env_ids, payloads, strict=True):
             self._setup.repeat(env_id, op, payload)
         if len(payloads) == len(self.envs) and all(p is payloads[0] for p in payloads):

@@ -11,7 +11,7 @@ import numpy as np
 
 from envmgr.spaces.reading import error_text
 from envmgr.wire.frames import FrameError
-from envmgr.wire.messages import Attribute, Message, Op, RemoteFailure
+from envmgr.wire.messages import Attribute, Message, Op, RemoteFailure, ResetRequest
 
 
 def copied_request(message: Message) -> Message:
@@ -27,6 +27,12 @@ def copied_request(message: Message) -> Message:
             raise FrameError(f"it cannot be copied: {error_text(error)}") from error
     if message.op in (Op.CALL, Op.SET_ATTR):
         return message._replace(payload=_copied(message.payload))
+    if type(message.payload) is ResetRequest:  # params alone are tried before a reset is accepted
+        reset = message.payload
+        plan = reset.plan._replace(params=copied_params(reset.plan.params))
+        return message._replace(
+            payload=reset._replace(params=copied_params(reset.params), plan=plan)
+        )
     return message
 
 
@@ -44,6 +50,20 @@ def copied_reply(message: Message) -> Message:
     if message.op == Op.RESULT:
         return message._replace(payload=_copied(message.payload))
     return message
+
+
+def copied_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the params of a reset, of the same type: see `Once`."""
+    copied = copy.copy(params)
+    for name, value in params.items():
+        copied[name] = _copied(value)
+    return copied
+
+
+def copied_arguments(payload: tuple[str, Any]) -> tuple[str, Any]:
+    """Return a copy of the payload of CALL or SET_ATTR."""
+    copied: tuple[str, Any] = _copied(payload)
+    return copied
 
 
 def copied_info(info: dict[Any, Any]) -> dict[Any, Any]:

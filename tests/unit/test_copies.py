@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envmgr.types import Once
 from envmgr.wire.frames import FrameError
-from envmgr.wire.messages import Attribute, Message, Op
+from envmgr.wire.messages import Attribute, EpisodePlan, Message, Op, ResetRequest
 from envmgr.worker.copies import copied_reply, copied_request
 
 
@@ -77,3 +78,14 @@ def test_an_info_that_contains_itself_is_copied_once() -> None:
     copied = copied_reply(message(Op.RESET_DONE, ([], info))).payload[1]
     assert copied is not info
     assert copied["self"] is copied
+
+
+def test_reset_params_are_copied_for_this_reset_and_for_those_that_follow() -> None:
+    goal = np.zeros(2)
+    params = Once(goal=goal)
+    reset = ResetRequest(params, None, False, EpisodePlan(True, 1, {"goal": goal}))
+    copied = copied_request(message(Op.RESET, reset)).payload
+    goal[:] = 2.0
+    assert type(copied.params) is Once
+    assert copied.params["goal"].tolist() == [0.0, 0.0]
+    assert copied.plan.params["goal"].tolist() == [0.0, 0.0]
