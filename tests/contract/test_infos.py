@@ -272,7 +272,7 @@ def test_rollouts_hold_what_they_are_asked_for(kind: str) -> None:
         keys = ["x", "n", "at", "nothing", "in"]
         collector = RolloutCollector(manager, n_steps=5, info_keys=keys)
         rollout = collector.collect()
-        assert rollout.infos.keys() == {"x", "n", "at"}, "others are there in no step, or are dicts"
+        assert rollout.infos.keys() == {"x", "n", "at", "in"}, "others are there in no step"
         values, present = rollout.infos["x"]
         assert present.all()
         assert values.tolist() == [[1.5 * t] * N for t in range(1, 6)]
