@@ -60,7 +60,8 @@ class VectorFactory:
                 return self._batch(built)
             if mode != "async":
                 return self._batch(self._stacked([partial(_the_same, built)]))
-            built.close()  # it is built again where it runs
+            if isinstance(built, gymnasium.Env):
+                built.close()  # it is built again where it runs
         return self._batch(self._stacked([partial(_gymnasium_env, f) for f in self.factories]))
 
     def _batch(self, env: Any) -> VectorBatch:
