@@ -231,10 +231,14 @@ def spaces_of(
         EnvContractError: a space is not a known kind of space.
     """
     given = {"observation_space": observation_space, "action_space": action_space}
-    found = {n: attribute(env, n) if space is None else space for n, space in given.items()}
-    if any(space is None for space in found.values()) and not is_async(env):
+    # A wrapped env of the old form is asked itself: the wrapper has a space in any case.
+    own = env.env if isinstance(env, GymnasiumEnv) and isinstance(env.env, OldGymEnv) else env
+    is_late = any(attribute(own, n) is None for n, space in given.items() if space is None)
+    if is_late and not is_async(env):
         reset_env(env, None)
-        found = {n: attribute(env, n) if space is None else space for n, space in found.items()}
+        if own is not env:
+            env.read_spaces()
+    found = {n: attribute(env, n) if space is None else space for n, space in given.items()}
     observations, actions = (
         Space() if space is None else convert_space(space) for space in found.values()
     )

@@ -69,14 +69,22 @@ class GymnasiumEnv(BaseEnv):
 
     def __init__(self, env: gymnasium.Env[Any, Any], env_id: int = 0) -> None:
         self.env: Any = env
-        self.observation_space = self._space("observation_space")
-        self.action_space = self._space("action_space")
-        self.reward_space = self._reward_space()
+        self.read_spaces()
         self.reset_info = {}
-        self.converted = codec_of(self.action_space).for_env
         self._seeds = EpisodeSeeds()
         self._reset_arguments = ResetArguments(env)
         self.pictures = EpisodePictures(env_id, fps_of(env))
+
+    def read_spaces(self) -> None:
+        """Take over the spaces of the env inside, as it has them now.
+
+        Raises:
+            EnvContractError: as of the class.
+        """
+        self.observation_space = self._space("observation_space")
+        self.action_space = self._space("action_space")
+        self.reward_space = self._reward_space()
+        self.converted = codec_of(self.action_space).for_env
 
     def seed(self, seed: int | None, dynamic_seed: bool | None = None) -> None:
         """Seed the env at its next reset, and the action space (for `random_action`) now.

@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 
-from envmgr.env.contract import accepts, awaited, layers_of
+from envmgr.env.contract import accepts, attribute, awaited, layers_of
 
 
 def is_old_gym(obj: object) -> bool:
@@ -54,7 +54,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
     """An env of the old `gym` package, or a plain class written like one, as a `gymnasium.Env`.
 
     Where the env returns only `done`, truncated is what gym's TimeLimit says
-    (`info["TimeLimit.truncated"]`). The spaces stay as they are.
+    (`info["TimeLimit.truncated"]`). The spaces stay as they are: those that the env has now.
 
     Args:
         env: the env, with its wrappers.
@@ -65,12 +65,22 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        for name in ("observation_space", "action_space", "metadata", "render_mode", "spec"):
-            if hasattr(env, name):
-                setattr(self, name, getattr(env, name))
+        for name in ("metadata", "render_mode", "spec"):
+            if (value := attribute(env, name)) is not None:
+                setattr(self, name, value)
         self._layers = layers_of(env)
         self._reset_takes_seed = self._reset_takes("seed")
         self.takes_options = self._reset_takes("options")
+
+    @property
+    def observation_space(self) -> Any:  # type: ignore[override]
+        """The env's observation space; None as long as it has none."""
+        return attribute(self.env, "observation_space")
+
+    @property
+    def action_space(self) -> Any:  # type: ignore[override]
+        """The env's action space; None as long as it has none."""
+        return attribute(self.env, "action_space")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; the options become its arguments where it does not know `options`."""
@@ -99,9 +109,10 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
             return self.env.render()
         return self.env.render(mode=mode or "rgb_array")
 
-    def close(self) -> None:
-        """Close the env."""
-        self.env.close()
+    def close(self) -> Any:
+        """Close the env, if it has such a method; what that returns may have to be awaited."""
+        method = getattr(self.env, "close", None)
+        return method() if callable(method) else None
 
     @property
     def unwrapped(self) -> Any:
@@ -154,12 +165,6 @@ class AsyncOldGymEnv(OldGymEnv):
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         """Take one action, as `OldGymEnv` does."""
         return _five_values(await awaited(self.env.step(action)))
-
-    async def close(self) -> None:  # type: ignore[override]
-        """Close the env, if it has such a method."""
-        method = getattr(self.env, "close", None)
-        if callable(method):
-            await awaited(method())
 
 
 def defines(layer: Any, name: str) -> bool:

@@ -22,6 +22,7 @@ from envmgr.env.adapt import (
     set_env_attribute,
     spaces_of,
 )
+from envmgr.env.async_env import as_blocking
 from envmgr.env.contract import EnvContractError
 from envmgr.env.gym_spaces import own_space
 from envmgr.env.old_gym import OldGymEnv
@@ -226,6 +227,78 @@ def test_spaces_become_gymnasiums() -> None:
     bare = Gym21()
     bare.action_space = None
     assert type(as_base_env(bare, 0).action_space) is gymnasium.Space
+
+
+class Bare:
+    """A plain class whose reset takes a seed: no method `seed`, no spaces, no `close`."""
+
+    n_resets = 0
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.n_resets += 1
+        return "hello", {"seed": seed}
+
+    def step(self, action: Any) -> Any:
+        return action, 1.0, False, False, {}
+
+
+class BareAsync(Bare):
+    async def reset(self, seed: int | None = None) -> Any:
+        return super().reset(seed)
+
+    async def step(self, action: Any) -> Any:
+        return super().step(action)
+
+
+class Late(Bare):
+    """Knows its spaces from its first reset on; until then one is not there, one cannot be read."""
+
+    action_space: Any
+
+    @property
+    def observation_space(self) -> Any:
+        return self.action_space
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.action_space = discrete(2)
+        return super().reset(seed)
+
+
+class Unready(Late):
+    @property
+    def observation_space(self) -> Any:
+        if not self.n_resets:
+            raise RuntimeError("not built yet")
+        return discrete(2)
+
+
+def test_a_plain_class_needs_neither_spaces_nor_close() -> None:
+    inner = Bare()
+    env = as_base_env(inner, 0)
+    assert [type(space) for space in spaces_of(env)] == [gymnasium.Space] * 2 + [spaces.Box]
+    seed_env(env, 5, None)
+    assert reset_env(env, {}) == ("hello", {"seed": 5})
+    assert step_env(env, ["any"]).obs == ["any"]
+    env.close()
+    never_reset = as_base_env(BareAsync(), 0)
+    assert [type(space) for space in spaces_of(never_reset)[:2]] == [gymnasium.Space] * 2
+    blocking = as_blocking(BareAsync())
+    assert blocking.reset() == "hello"
+    assert blocking.step("any").obs == "any"
+    blocking.close()
+
+
+@pytest.mark.parametrize("late", [Late, Unready])
+def test_a_plain_class_that_builds_itself_late_is_reset_once_for_its_spaces(late: Any) -> None:
+    inner = late()
+    env = as_base_env(inner, 0)
+    assert spaces_of(env)[:2] == (spaces.Discrete(2), spaces.Discrete(2))
+    assert spaces_of(env)[:2] == (spaces.Discrete(2), spaces.Discrete(2))
+    assert inner.n_resets == 1
+    assert type(step_env(env, np.array([1])).obs) is int, "actions are converted for the late space"
+    given = late()
+    assert spaces_of(as_base_env(given, 0), *[spaces.Discrete(2)] * 2)[0] == spaces.Discrete(2)
+    assert given.n_resets == 0
 
 
 def test_attributes_are_found_and_set_where_they_are_defined() -> None:
