@@ -23,6 +23,7 @@ from envmgr.config.yaml_text import load_yaml
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvManagerError, EnvTimeout
 from envmgr.manager import EnvManager
+from envmgr.manager.loop import ManagerLoop
 from envmgr.outcomes import failure_in
 from envmgr.texts import counted
 from envmgr.tuning.measuring import random_steps
@@ -149,9 +150,10 @@ def _tried(text: str, path: Path, allow_import: Sequence[str]) -> tuple[Tried, s
     failures: list[EnvFailure] = []
     n_steps = 0
     with quiet_workers() as config.worker_log, manager_of(resolved) as manager:
+        loop = ManagerLoop(manager)
         for _ in range(TRIED_STEPS):
-            if manager.ready_obs:
-                timesteps = manager.step(manager.random_action()).values()
+            if ready := loop.ready():
+                timesteps = loop.step(loop.random_actions(ready)).values()
                 n_steps += len(timesteps)
                 failures += filter(None, (failure_in(t.info) for t in timesteps))
         if n_steps == len(failures):

@@ -147,6 +147,10 @@ class BlockingEnv(BaseEnv):
         """Take one action."""
         return timestep_of(self._blocking.result_of(step_async(self.env, action)))
 
+    def random_action(self) -> Any:
+        """Return the env's own random action, or a sample of its action space."""
+        return self._blocking.result_of(awaited(adapt.random_action_of(self.env)))
+
     def close(self) -> None:
         """Close the env, and the loop."""
         try:

@@ -8,6 +8,7 @@ from typing import Any
 from envmgr.errors import NothingReadyError
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
+from envmgr.spaces import has_samples
 from envmgr.types import EnvTimestep, is_abnormal
 
 
@@ -51,6 +52,22 @@ class ManagerLoop:
         if isinstance(batch, Mapping):
             return dict(batch)
         return {env_id: batch[row] for row, env_id in enumerate(manager.ready_obs_id)}
+
+    def random_actions(self, ready: Iterable[int]) -> dict[int, Any]:
+        """Return a random action for each env that is ready.
+
+        Where the action space has no values of its own, each env is asked for one.
+
+        Args:
+            ready: which are, as `ready` returns them.
+
+        Raises:
+            EnvFailure: an env that was asked has failed, or has no random actions either.
+        """
+        manager, ids = self.manager, list(ready)
+        if has_samples(manager.action_space):
+            return manager.random_action()
+        return dict(zip(ids, manager.call("random_action", env_ids=ids), strict=True))
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, EnvTimestep]:
         """Send actions and return the timesteps that the kind gathers."""

@@ -120,7 +120,7 @@ def drawn_before(manager: EnvManager) -> Act:
     """Return a policy that takes random actions which were drawn before, where that can be done."""
     space = manager.action_space
     if not is_plain(space) or has_mask(manager.observation_space):  # only the envs know which
-        return lambda obs: manager.random_action()
+        return ManagerLoop(manager).random_actions
     actions = itertools.cycle([space.sample() for _ in range(_ACTIONS)])
     return lambda obs: {i: next(actions) for i in obs}
 

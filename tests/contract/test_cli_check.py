@@ -124,6 +124,30 @@ class Masked(Sound):
         return {"obs": obs, "action_mask": np.array([0, 1], np.int8)}, *others
 
 
+class Chat:
+    """Has neither spaces nor `close`, and takes no actions but its own."""
+
+    def reset(self, seed=None):
+        self.n = 0
+        return "hello", {}
+
+    def step(self, action):
+        assert action == f"line {self.n}", "not mine"
+        self.n += 1
+        return action, 1.0, self.n == 5, False, {}
+
+    def random_action(self):
+        return f"line {self.n}"
+
+
+class AsyncChat(Chat):
+    async def reset(self, seed=None):
+        return super().reset()
+
+    async def step(self, action):
+        return super().step(action)
+
+
 class Errors(Sound):
     """Tells errors of its own in infos, as tools and browsers do."""
 
@@ -238,6 +262,17 @@ def test_legal_actions_are_taken() -> None:
     assert main(["check", "c.yaml", *masked]) == 0
     assert main(["run", "c.yaml", *masked[:2], "--steps", "50", "--no-output"]) == 0
     assert main(["init", "check_users_envs:Masked", "--out", "masked.yaml"]) == 0
+
+
+@pytest.mark.parametrize("env", ["Chat", "AsyncChat"])
+def test_envs_that_choose_their_actions_are_asked(
+    env: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = ["--set", f"env.entry=check_users_envs:{env}"]
+    assert main(["check", "c.yaml", *chat, "--methods", "", "--episodes", "20"]) == 0
+    assert "Ctrl-C" in capsys.readouterr().out
+    assert main(["init", f"check_users_envs:{env}", "--out", "chat.yaml"]) == 0
+    assert main(["tune", "c.yaml", *chat, "--seconds", "2", "--json", "tuned.json"]) == 0
 
 
 def test_init_says_where_a_config_can_be_run_if_the_module_is_not_beside_it(

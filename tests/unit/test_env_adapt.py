@@ -25,10 +25,12 @@ from envmgr.env.adapt import (
     set_env_attribute,
     spaces_of,
 )
+from envmgr.env.async_env import as_blocking
 from envmgr.env.base import BaseEnv
 from envmgr.env.batched import BatchRow
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import OldGymEnv
+from envmgr.env.play import RandomPlay
 from envmgr.env.steps import step_env
 from envmgr.env.vector_batch import VectorBatch
 from envmgr.types import EnvTimestep
@@ -377,6 +379,30 @@ def test_a_reward_space_that_cannot_be_read_counts_as_none() -> None:
     env.reward_space = Box(0, 1, (1,), np.float32)  # type: ignore[attr-defined]
     assert spaces_of(env)[2] == Box(0, 1, (1,), np.float32)
     assert spaces_of(as_base_env(gymnasium.make("CartPole-v1"), 0))[2] is not None
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_random_actions_are_those_of_an_async_env_too(is_async: bool) -> None:
+    class Chat:
+        observation_space = action_space = None
+
+        async def reset(self, seed: int | None = None) -> Any:
+            return "hello", {}
+
+        async def step(self, action: Any) -> Any:
+            return action, 1.0, True, False, {}
+
+        def random_action(self) -> Any:
+            return self._later() if is_async else "say"
+
+        async def _later(self) -> str:
+            return "say"
+
+    env = as_blocking(Chat())
+    play = RandomPlay(env)
+    play.reset()
+    assert play.step(play.action()).obs == "say"
+    env.close()
 
 
 def test_close_is_optional() -> None:

@@ -110,19 +110,17 @@ def main() -> None:
     os.dup2(2, 1)  # what the env prints is not an answer
     factory, limit_s = cloudpickle.loads(base64.b64decode(sys.stdin.buffer.readline()))
     from envmgr.errors import EnvManagerError
+    from envmgr.manager.loop import ManagerLoop
     from envmgr.shortcuts import create_env_manager
 
     config = {"type": "subprocess", "step_timeout": limit_s, "reset_timeout": limit_s}
     with contextlib.suppress(KeyboardInterrupt):
         try:
             with create_env_manager(config, env_fn=[factory] * 2) as manager:
-                manager.step(manager.random_action())
+                loop = ManagerLoop(manager)
+                loop.step(loop.random_actions(loop.ready()))
                 print(_READY, file=answer, flush=True)
                 while True:
-                    actions = manager.random_action()
-                    if actions:
-                        manager.step(actions)
-                    else:
-                        _ = manager.ready_obs
+                    loop.step(loop.random_actions(loop.ready()))
         except EnvManagerError as error:
             print(json.dumps(" ".join(str(error).split())[:500]), file=answer, flush=True)
