@@ -41,21 +41,23 @@ class AgentDicts(AgentsEnv):
 
         Returns:
             gymnasium's five values: observations of the agents that live on, or if there are none
-            of those that ended; rewards of all of these; whether the last of them were terminated,
+            of those that ended; rewards of all of these, 0.0 for one that the env gave none, as it
+            has joined with this step; whether the last of them were terminated,
             and whether truncated; and an info with what there is to say by agent.
         """
         if isinstance(actions, Mapping):  # in the order of the agents, whatever the caller's was
             actions = {a: actions[a] for a in self.living if a in actions} | dict(actions)
         step = self.act(actions)
+        rewards = dict.fromkeys(step.terminated, 0.0) | step.rewards
         flags = {"terminated": step.terminated, "truncated": step.truncated}
         info = {**flags, **infos_of(step.infos)}
         if not self.living:
             ends = (any(by_agent.values()) for by_agent in flags.values())
-            return self._cast(step.last), step.rewards, *ends, info
+            return self._cast(step.last), rewards, *ends, info
         self._shown = self._cast(step.obs)
         if step.last:
             info["final_obs"] = self._cast(step.last)
-        return self._shown, step.rewards, False, False, info
+        return self._shown, rewards, False, False, info
 
     def random_action(self) -> dict[Any, Any]:
         """Return a random action of each living agent; a legal one, if it sees `action_mask`."""

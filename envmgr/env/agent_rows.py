@@ -91,7 +91,7 @@ class AgentRows(AgentsEnv):
         if self._reduce is not None:
             reward = float(self._reduce([*step.rewards.values()]))
         info = _told(step.infos)
-        if len(step.obs) < len(step.rewards):
+        if len(step.obs) < len(step.terminated):
             info["agents_terminated"] = self._flags(step.terminated)
             info["agents_truncated"] = self._flags(step.truncated)
         done = not self.living

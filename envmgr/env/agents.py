@@ -69,8 +69,9 @@ class AgentStep(NamedTuple):
     Attributes:
         obs: of the agents that live on.
         last: of those that ended with this step.
-        rewards: floats, of all of these; terminated, truncated: bools, likewise.
-        terminated: likewise.
+        rewards: floats, of those of all these that the env gave one: agents that joined with this
+            step may have none.
+        terminated: bools, of all of these.
         truncated: likewise.
         infos: as the env gave them.
     """
@@ -162,7 +163,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         return AgentStep(
             self._of(obs, self.living, "an observation"),
             {agent: obs[agent] for agent in acted if agent not in lives and agent in obs},
-            {agent: scalar_reward(rewards.get(agent, 0.0)) for agent in told},
+            {agent: scalar_reward(rewards[agent]) for agent in told if agent in rewards},
             {agent: agent in terminated for agent in told},
             {agent: agent in truncated for agent in told},
             infos,

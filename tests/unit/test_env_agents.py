@@ -307,6 +307,15 @@ def test_one_reward_for_all() -> None:
     check_gymnasium_env(AgentRows(Relay(), reward="sum"), skip_render_check=True)
 
 
+def test_agents_without_a_reward_do_not_count_in_the_mean() -> None:
+    lives = dict.fromkeys(AGENTS, (0, 9)) | {"cleo": (1, 9)}
+    for reduce, expected in {"sum": 1.2, "mean": 0.6}.items():
+        env = AgentRows(Relay(), reward=reduce)
+        env.reset(options={"lives": lives})
+        assert env.step([0, 0, 0])[1] == pytest.approx(expected), "cleo joins with this step"
+        assert env.step([0, 0, 0])[1] == pytest.approx({"sum": 3.6, "mean": 1.2}[reduce])
+
+
 def test_rows_need_agents_that_are_alike() -> None:
     with pytest.raises(EnvContractError, match="agents that are alike, but in Relay 'bob' has"):
         AgentRows(Relay(alike=False))
