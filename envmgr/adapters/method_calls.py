@@ -202,6 +202,14 @@ class ToolEnv(CalledEnv):
         return super().made(call)
 
 
+def signature_with_self(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a method that takes the place of a static one."""
+    signature = inspect.signature(function)
+    # Who asks for the signature of a bound method gets that without the first parameter.
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    return signature.replace(parameters=[own, *signature.parameters.values()])
+
+
 def pickled(value: Any) -> bytes:
     """Return the pickle of a value, with its class if that is one of a script."""
     plain = pickle.dumps(value, protocol=5)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, cast
 
-from envmgr.adapters.method_calls import Answer, MethodCall, SessionEnv
+from envmgr.adapters.method_calls import Answer, MethodCall, SessionEnv, signature_with_self
 from envmgr.config.env_factories import checked_env_num
 from envmgr.errors import (
     ConfigError,
@@ -370,17 +370,11 @@ class _Isolated(Environment):  # type: ignore[misc]
 
 def _renew(lease: Lease, slot: Slot) -> None:
     """Have the environment of a session that has ended be closed, and give its env back."""
-    with suppress(EnvManagerError), _ended(lease):
-        slot.reset()
-
-
-@contextmanager
-def _ended(lease: Lease) -> Iterator[None]:
-    """End a lease in any case."""
-    try:
-        yield
-    finally:
-        lease.__exit__(None, None, None)
+    with suppress(EnvManagerError):
+        try:
+            slot.reset()
+        finally:
+            lease.__exit__(None, None, None)
 
 
 def _first_line(failure: BaseException) -> str:
@@ -431,19 +425,22 @@ def _signed(method: Any, like: Any, *, with_timeout: bool = False) -> Any:
 
 
 def _others(inner: type) -> dict[str, Any]:
-    """Return methods in place of all else that a class offers; they are called in its worker."""
+    """Return methods in place of all others of a class; they are called in its worker."""
     own: dict[str, Any] = {}
     for layer in reversed(inner.__mro__):
         if not layer.__module__.startswith("openenv."):
             own.update(vars(layer))
     return {
-        name: _forwarded(name, method)
-        for name, method in own.items()
-        if inspect.isfunction(method) and not name.startswith("_") and name not in _OWN
+        name: _forwarded(name, member)
+        for name, member in own.items()
+        if inspect.isfunction(getattr(member, "__func__", member))
+        and not name.startswith("_")
+        and name not in _OWN
     }
 
 
-def _forwarded(name: str, method: Any) -> Any:
+def _forwarded(name: str, member: Any) -> Any:
+    method = getattr(member, "__func__", member)  # of a static or a class method
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
@@ -455,4 +452,6 @@ def _forwarded(name: str, method: Any) -> Any:
         def forwarded(self: Any, *args: Any, **kwargs: Any) -> Any:
             return self._call(MethodCall(name, args, kwargs))
 
+    if isinstance(member, staticmethod):
+        forwarded.__signature__ = signature_with_self(method)  # type: ignore[attr-defined]
     return forwarded

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from envmgr.adapters.method_calls import Answer, MethodCall, ToolEnv
+from envmgr.adapters.method_calls import Answer, MethodCall, ToolEnv, signature_with_self
 from envmgr.errors import ConfigError, EnvFailure, EnvManagerError, EnvNotReadyError
 from envmgr.manager import EnvManager
 from envmgr.manager.leases import Lease, Slot
@@ -104,8 +104,8 @@ def _checked(tools: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
             )
         bare = [
             parameter.name
-            for parameter in list(inspect.signature(tool).parameters.values())[1:]
-            if parameter.annotation is inspect.Parameter.empty
+            for parameter in inspect.signature(tool).parameters.values()
+            if parameter.name != "self" and parameter.annotation is inspect.Parameter.empty
         ]
         if bare or not inspect.getdoc(tool):
             lacks = f"no annotation of {', '.join(bare)}" if bare else "no docstring"
@@ -288,4 +288,6 @@ def _method_of(tool: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: _Rollout, *args: Any, **kwargs: Any) -> Any:
         return self._tool(tool.__name__, args, kwargs)
 
+    if next(iter(inspect.signature(tool).parameters), None) != "self":  # a static one
+        method.__signature__ = signature_with_self(tool)  # type: ignore[attr-defined]
     return method

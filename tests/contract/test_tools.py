@@ -63,6 +63,32 @@ def test_a_tool_looks_as_the_method_does(manager: Any) -> None:
     assert not inspect.iscoroutinefunction(as_trl(manager, TOOLS)().decrement)
 
 
+class Static:
+    """Has tools without `self`."""
+
+    def reset(self, **row: Any) -> None:
+        """Begin."""
+
+    @staticmethod
+    def repeat(word: str, n: int = 1) -> str:
+        """Repeat a word."""
+        return word * n
+
+    @staticmethod
+    def ping() -> str:
+        """Answer."""
+        return "pong"
+
+
+def test_a_tool_may_be_static() -> None:
+    with manager_of(Static, type="base") as manager:
+        env = as_trl(manager, [Static.repeat, Static.ping])()
+        env.reset()
+        for tool in (env.repeat, env.ping):
+            assert inspect.signature(tool) == inspect.signature(getattr(Static, tool.__name__))
+        assert (env.repeat(word="a", n=2), env.repeat("b"), env.ping()) == ("aa", "b", "pong")
+
+
 def test_what_a_tool_raises_is_for_the_model_and_no_failure(manager: Any) -> None:
     env = as_trl(manager, TOOLS)()
     env.reset(goal=1)

@@ -68,6 +68,16 @@ class Talk(Environment):
         """Something else that it offers."""
         return self._state.step_count + plus
 
+    @staticmethod
+    def list_splits() -> list[str]:
+        """What it has tasks for: of no object."""
+        return ["train"]
+
+    @classmethod
+    def num_tasks(cls, split: str) -> int:
+        """How many tasks: of the class."""
+        return len(cls.__name__) + len(split)
+
 
 class AsyncTalk(Talk):
     """The same, as coroutines; the plain methods are not to be called."""

@@ -89,6 +89,18 @@ def test_a_session_is_as_that_of_the_class(make: Make, environment: Any) -> None
     runs(main)
 
 
+def test_static_and_class_methods_are_there_as_others(make: Make) -> None:
+    session = make()()
+    for name in ("count", "list_splits", "num_tasks"):
+        its = inspect.signature(getattr(session, name))
+        assert its == inspect.signature(getattr(Talk(), name)), name
+    assert (session.list_splits(), session.num_tasks("all")) == (["train"], 7)
+    with served(make()) as client:
+        assert client.get("/talk/splits").json()[0]["name"] == "train"
+        found = client.post("/talk/num_tasks", json={"split": "all"}).json()
+        assert found == {"num_tasks": 7}
+
+
 def test_the_state_has_the_episode_of_its_reset(make: Make) -> None:
     session = make()()
     assert session.state.episode_id is None  # of a new one, which nobody has reset
