@@ -8,6 +8,8 @@ import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+import numpy.typing as npt
+
 from envmgr.adapters.on_failure import raise_in_trainer, raises
 from envmgr.adapters.rows import PlainInfos, RowIds, Rows, joined
 from envmgr.env.agent_rows import refuse_agents
@@ -365,6 +367,23 @@ class FixedBatches:
         obs, rewards, terminated, truncated = batch[1:5]
         infos = PlainInfos(batch) if batch.has_infos else None
         return Rows(obs, rewards, terminated, truncated, infos, batch.ended.tolist())
+
+    def refuse_several_rewards(self, rewards: npt.NDArray[Any]) -> None:
+        """Refuse rewards of several numbers, for a trainer that takes one for each env.
+
+        Args:
+            rewards: of `Rows`.
+
+        Raises:
+            ConfigError: they are such.
+        """
+        if rewards.ndim != 1 or rewards.dtype.kind == "O":
+            found = f"the shape {rewards.shape[1:]}" if rewards.ndim > 1 else "several shapes"
+            raise ConfigError(
+                f"{self._adapter} takes one number as the reward of a step, and the rewards of "
+                f"these envs have {found}. Wrap each env so that it gives one number; "
+                "envmgr.env.AgentRows(env, reward='sum') does so for the rewards of agents"
+            )
 
     def failure_in(self, *batches: ArrayBatch) -> EnvFailure | None:
         """Return the first failure in timesteps that is to be raised in the trainer, if any."""

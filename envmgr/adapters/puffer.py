@@ -8,7 +8,7 @@ for a manager, `make` in place of `pufferlib.vector.make`. Nothing of PufferLib 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from gymnasium.vector.utils import batch_space
 from envmgr.adapters import env_functions
 from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.rows import Rows
+from envmgr.config.env_factories import checked_env_num
 from envmgr.errors import ActionError, ConfigError, EnvNotReadyError, ManagerClosedError
 from envmgr.manager import ArrayBatch, EnvManager
 from envmgr.shortcuts import create_env_manager
@@ -73,6 +74,7 @@ def make(
         ConfigError: the arguments do not fit.
         LaunchError: an env cannot be built.
     """
+    num_envs = checked_env_num(num_envs, "num_envs")
     if callable(env_creator_or_creators):
         creators = [env_creator_or_creators] * num_envs
         args, kwargs = [env_args or ()] * num_envs, [env_kwargs or {}] * num_envs
@@ -85,7 +87,13 @@ def make(
             f"num_envs is {num_envs}, found {len(creators)} creators, {len(args)} lists of "
             f"arguments and {len(kwargs)} of keyword arguments: give one of each for each env"
         )
-    parts = zip(creators, args, kwargs, strict=True)
+    parts = list(zip(creators, args, kwargs, strict=True))
+    for _, its, named in parts:
+        if not isinstance(its, (list, tuple)) or not isinstance(named, Mapping):
+            raise ConfigError(
+                "the arguments of an env should be a list and a dict (env_args, env_kwargs), "
+                f"found {its!r} and {named!r}"
+            )
     env_fn = [functools.partial(creator, *its, **named) for creator, its, named in parts]
     given = {"type": "subprocess", "reset_inplace": True, "num_workers": num_workers}
     manager = create_env_manager({**given, **cfg}, env_fn=env_fn)
@@ -272,11 +280,13 @@ class PufferVecEnv:
         self._batches = batches = FixedBatches(manager, adapter=adapter, on_failure=on_failure)
         self.manager = manager
         self.num_agents = n = batches.n
-        self.num_envs = self.agents_per_batch = size = n if batch_size is None else batch_size
-        if size < 1 or n % size:
+        size: Any = n if batch_size is None else batch_size
+        is_whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+        if not is_whole or size < 1 or n % size:
             raise ConfigError(
                 f"{adapter}: batch_size should be a divisor of the {n} envs, found {batch_size}"
             )
+        self.num_envs = self.agents_per_batch = size = int(size)
         with batches.built():
             _refuse_spaces(adapter, manager)
             self.driver_env = DriverEnv(manager)
@@ -407,7 +417,9 @@ class PufferVecEnv:
         arrived = self._arrived
         while True:
             if arrived:  # also what Ctrl-C has kept from being put into the blocks: before all else
-                self._put(at_work, arrived[0].env_ids.tolist(), batches.rows_of(arrived[0]))
+                rows = batches.rows_of(arrived[0])
+                batches.refuse_several_rewards(rows.rewards)
+                self._put(at_work, arrived[0].env_ids.tolist(), rows)
                 failure = batches.failure_in(arrived[0])
                 arrived.clear()
                 if failure is not None:

@@ -34,6 +34,8 @@ except ImportError as error:
     raise missing("envmgr.adapters.torchrl", "torchrl>=0.9", error) from error
 
 _FLAGS = ("done", "terminated", "truncated", "abnormal")
+_KEYS = frozenset((*_FLAGS, "reward", "action"))
+"""What tensordicts of these envs have besides observations."""
 
 __all__ = ["EnvmgrEnv", "ManagerEnv", "as_torchrl"]
 
@@ -107,6 +109,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
         with batches.built():
             space, acted = manager.observation_space, manager.action_space
             one_hot = not categorical_action_encoding
+            _refuse_keys(adapter, space)
             observed = _spec_of(adapter, space, n) if isinstance(space, Dict) else None
             self.observation_spec = observed or Composite(
                 observation=_spec_of(adapter, space, n), shape=(n,)
@@ -123,7 +126,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
             )
             self.to(self.device)
         self._counts = _counts(acted) if one_hot else None
-        self._keys = {*self.observation_spec.keys(), *_FLAGS, "reward", "action"}
+        self._keys = {*self.observation_spec.keys(), *_KEYS}
 
     # -- resets and seeds -------------------------------------------------------------------
 
@@ -192,6 +195,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
             )
         batches.send(self._actions(tensordict.get("action")))
         obs, rewards, terminated, truncated, infos, ended = cast("Rows", batches.receive())
+        batches.refuse_several_rewards(rewards)
         infos = infos or [{}] * len(rewards)
         failed = [i for i in ended if infos[i].get("abnormal")]
         self.errors.update((i, str(infos[i].get("error"))) for i in failed)
@@ -268,6 +272,20 @@ class EnvmgrEnv(ManagerEnv):
             on_failure=on_failure,
             device=device,
             adapter="EnvmgrEnv",
+        )
+
+
+def _refuse_keys(adapter: str, space: Any) -> None:
+    """Refuse observations under keys that tensordicts have for something else.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    taken = sorted(_KEYS.intersection(space.spaces)) if isinstance(space, Dict) else []
+    if taken:
+        raise ConfigError(
+            f"{adapter}: the observations have keys {taken}, which are TorchRL's own or the "
+            "adapter's, in the same tensordict. Wrap each env so that they have other names"
         )
 
 

@@ -114,16 +114,20 @@ class ConfiguredEnv:
         return env
 
 
-def checked_env_num(env_num: Any) -> int:
+def checked_env_num(env_num: Any, name: str = "env_num") -> int:
     """Return a number of envs.
+
+    Args:
+        env_num: what was given as such.
+        name: of the argument, for the message.
 
     Raises:
         ConfigError: it is no integer from 1 on, or more than a manager takes.
     """
     whole = integer(1, MAX_ENV_NUM)
     if isinstance(env_num, float):  # as 4.0 in a config file may be
-        raise ConfigError(f"env_num is {show_value(env_num)}, but must be {whole.allowed}")
-    count: int = check_value(whole, env_num, "env_num")
+        raise ConfigError(f"{name} is {show_value(env_num)}, but must be {whole.allowed}")
+    count: int = check_value(whole, env_num, name)
     return count
 
 

@@ -123,6 +123,30 @@ def test_misuse_is_refused(world: World) -> None:
         puffer.make(partial(SampleEnv, space), num_envs=2, type="base")
 
 
+def several(*rewards: Any) -> Any:
+    """Return what rewards with an array."""
+    env = SampleEnv(Box(-1, 1, (2,), np.float32))
+    return gymnasium.wrappers.TransformReward(env, lambda _: np.array(rewards))
+
+
+def test_rewards_of_several_numbers_are_refused() -> None:
+    for rewards, found in {
+        ((1.0, 2.0),) * 2: r"the shape (2,)",
+        ((1.0, 2.0), (1.0,)): r"the shape (2,)",
+        ((1.0, 2.0), (1.0, 2.0, 3.0)): "several shapes",
+    }.items():
+        creators = [partial(several, *its) for its in rewards]
+        vec = puffer.make(creators, num_envs=2, type="base")
+        vec.reset()
+        with Raises(ConfigError, "make takes one number as the reward", found, "AgentRows"):
+            vec.step([0, 0])
+        vec.close()
+    vec = puffer.make(several, [3.0], num_envs=2, type="base")
+    vec.reset()
+    assert vec.step([0, 0])[1].tolist() == [3.0, 3.0]
+    vec.close()
+
+
 def test_make_takes_one_creator_or_one_for_each(world: World) -> None:
     space, folder = Box(-1, 1, (2,), np.float32), world.folder
     vec = puffer.make(SampleEnv, [space], {"episode_length": 2}, num_envs=2, type="base")
@@ -135,6 +159,17 @@ def test_make_takes_one_creator_or_one_for_each(world: World) -> None:
     vec.close()
     with Raises(ConfigError, "num_envs is 3, found 2 creators"):
         puffer.make([noticing] * 2, num_envs=3)
+    for keys, said in [
+        ({"num_envs": 2.0}, "num_envs is 2.0"),
+        ({"num_envs": 0}, "num_envs is 0"),
+        ({"num_envs": True}, "num_envs is true"),
+        ({"env_args": 5}, "should be a list and a dict (env_args, env_kwargs), found 5"),
+        ({"env_kwargs": [1]}, " and [1]"),
+        ({"batch_size": 1.0}, "batch_size should be a divisor of the 2 envs, found 1.0"),
+        ({"batch_size": True}, "found True"),
+    ]:
+        with Raises(ConfigError, said):
+            puffer.make(SampleEnv, **{"env_args": [space], "num_envs": 2, "type": "base", **keys})
 
 
 def test_a_recv_that_ctrl_c_ends_is_not_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,34 @@ def test_what_it_cannot_take_is_refused(cartpoles: Any) -> None:
         cartpoles.step(td.set("_step", torch.tensor([True, False, True])))
 
 
+def test_actions_may_have_gradients() -> None:
+    env = as_torchrl(envmgr.make(partial(Sample, UNIT, UNIT), N, type="base"))
+    weight = torch.zeros(2, requires_grad=True)
+    out = env.rollout(3, lambda td: td.set("action", td["observation"] * weight))
+    assert out["action"].requires_grad
+    env.close()
+
+
+@pytest.mark.parametrize("key", ["reward", "action", "done", "terminated", "abnormal"])
+def test_keys_of_observations_that_are_taken_are_refused(key: str) -> None:
+    manager = envmgr.make(partial(Sample, Dict({key: UNIT, "x": UNIT}), UNIT), N, type="base")
+    with pytest.raises(ConfigError, match=f"keys \\['{key}'\\], which are TorchRL's own"):
+        as_torchrl(manager)
+    assert manager.closed
+
+
+def test_rewards_of_several_numbers_are_refused() -> None:
+    class Several(Sample):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return obs, np.ones(2), *rest
+
+    env = as_torchrl(envmgr.make(partial(Several, UNIT, UNIT), N, type="base"))
+    with pytest.raises(ConfigError, match=r"as_torchrl takes one number .* the shape \(2,\)"):
+        env.rollout(1)
+    env.close()
+
+
 @pytest.mark.parametrize("extra", [False, True])
 def test_ended_episodes_are_followed_as_torchrl_has_it(extra: bool) -> None:
     found = []
