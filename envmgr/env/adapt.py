@@ -26,7 +26,7 @@ from envmgr.env.contract import (
     env_name,
 )
 from envmgr.env.gym_spaces import convert_space
-from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.env.gymnasium_env import GymnasiumEnv, set_through_wrappers
 from envmgr.env.old_gym import (
     AsyncOldGymEnv,
     OldGymEnv,
@@ -305,7 +305,7 @@ def env_attribute(env: Any, name: str) -> Any:
         AttributeError: there is none of this name.
     """
     if isinstance(env, GymnasiumEnv) and name not in PROTOCOL_NAMES:
-        return env.inner_attribute(name)
+        return env.env.get_wrapper_attr(name)
     if isinstance(env, BatchRow):
         try:
             return env.batched.attribute(env.row, name)
@@ -348,7 +348,7 @@ def set_env_attribute(env: Any, name: str, value: Any) -> bool:
             f"{name!r} belongs to the protocol of every env and cannot be set on {env}"
         )
     else:
-        env.set_inner_attribute(name, value)
+        set_through_wrappers(env.env, name, value)
     return is_new
 
 

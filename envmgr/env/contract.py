@@ -208,11 +208,3 @@ def refuse_coroutine(result: Any, source: object, method: str) -> None:
             "a wrapper around it, most likely. Wrappers of async envs have to be async, too; "
             "gymnasium.make adds some that are not"
         )
-
-
-def gymnasium_timestep(result: Any, source: object) -> EnvTimestep:
-    """Return the timestep of what a gymnasium-style `step` returned; see `gymnasium_step_result`.
-
-    The info is a new dict: the env's own entries, with the bools `terminated` and `truncated`.
-    """
-    return timestep_of(gymnasium_step_result(result, source))

@@ -183,14 +183,6 @@ class GymnasiumEnv(BaseEnv):
         """Return what the env's own `step` returned as a `StepResult`; see `step_result`."""
         return gymnasium_step_result(result, self.env)
 
-    def inner_attribute(self, name: str) -> Any:
-        """Return an attribute from the outermost wrapper that has it, or from the env itself."""
-        return self.env.get_wrapper_attr(name)
-
-    def set_inner_attribute(self, name: str, value: Any) -> None:
-        """Set an attribute where it is defined, else on the env inside of all wrappers."""
-        set_through_wrappers(self.env, name, value)
-
     @property
     def spec(self) -> Any:
         """The env's registration, or None."""
@@ -315,6 +307,6 @@ class GymnasiumEnv(BaseEnv):
 
     def _optional(self, name: str) -> Any:
         try:
-            return self.inner_attribute(name)
+            return self.env.get_wrapper_attr(name)
         except AttributeError:
             return None

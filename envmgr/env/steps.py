@@ -11,7 +11,8 @@ from envmgr.env.contract import (
     as_flag,
     describe,
     env_name,
-    gymnasium_timestep,
+    gymnasium_step_result,
+    timestep_of,
 )
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.types import EnvTimestep
@@ -87,7 +88,7 @@ def _as_timestep(env: Any, result: Any) -> EnvTimestep:
     if isinstance(result, (tuple, list)) and len(result) == 4:
         return EnvTimestep(*result)
     if isinstance(result, (tuple, list)) and len(result) == 5:
-        return gymnasium_timestep(result, env)
+        return timestep_of(gymnasium_step_result(result, env))
     raise EnvContractError(
         f"step of {env_name(env)} should return an EnvTimestep (obs, reward, done, info) or "
         f"gymnasium's (obs, reward, terminated, truncated, info), it returned {describe(result)}"

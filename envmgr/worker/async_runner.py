@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from envmgr.env.async_env import close_async, reset_async, step_async
 from envmgr.env.contract import EnvContractError, StepResult
 from envmgr.wire.messages import Message, RemoteFailure
-from envmgr.worker.env_runner import EnvRunner, HostContext
+from envmgr.worker.env_runner import EnvRunner, HostContext, as_it_is
 from envmgr.worker.event_loop import NO_LOOP, EnvWork, Steps, wait_for
 from envmgr.worker.sinks import MessageSink
 
@@ -57,7 +57,7 @@ class AsyncEnvRunner(EnvRunner):
         except BaseException as error:  # as in `take_step`
             self.report_exception(sink, key, error)
             return
-        self.take_step(sink, key, _as_it_is, step_result)
+        self.take_step(sink, key, as_it_is, step_result)
 
     def _step_with(self, action: Any) -> Steps[StepResult]:
         step_result = yield from wait_for(step_async(self.env, action))
@@ -123,7 +123,3 @@ class AsyncEnvRunner(EnvRunner):
     def close(self) -> None:
         """Give the env up, where nothing can be awaited any more."""
         self._is_closed = True
-
-
-def _as_it_is(step_result: StepResult) -> StepResult:
-    return step_result

@@ -50,7 +50,7 @@ from envmgr.wire.messages import (
     RemoteFailure,
     ResetRequest,
 )
-from envmgr.worker.env_runner import BlockRow, EnvRunner, HostContext
+from envmgr.worker.env_runner import BlockRow, EnvRunner, HostContext, as_it_is
 from envmgr.worker.sinks import BlockSink, ColumnSink, MessageSink, reraise_interrupt
 
 
@@ -419,7 +419,7 @@ class BatchRunner:
                 return
         for (row, (runner, sink, key, _)), step_result in pairs:
             self.in_episode[row] = not step_result[2]
-            runner.take_step(sink, key, _itself, step_result)
+            runner.take_step(sink, key, as_it_is, step_result)
         self._schedule_resets()
 
     def note_ends(self, rows: Sequence[int]) -> None:
@@ -537,10 +537,6 @@ class BatchRunner:
 
 
 _is_plain = operator.attrgetter("is_plain")
-
-
-def _itself(step_result: StepResult) -> StepResult:
-    return step_result
 
 
 # -- steps in columns ---------------------------------------------------------------------------

@@ -473,6 +473,11 @@ class CheckpointingEnvRunner(EnvRunner):
 # -- rewards ------------------------------------------------------------------------------------
 
 
+def as_it_is(step_result: StepResult) -> StepResult:
+    """Return what a step gave that was taken before: for `take_step`."""
+    return step_result
+
+
 def check_reward(reward: Any, *, refuse_non_finite: bool) -> None:
     """Check that a reward is a number, or consists of numbers.
 
