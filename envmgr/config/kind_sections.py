@@ -32,6 +32,7 @@ from envmgr.config.file_rules import (
     unless_allowed,
 )
 from envmgr.config.schema import Section, check_keys, checks_of, option
+from envmgr.errors import ConfigError
 
 _S = TypeVar("_S", bound=Section)
 _flag = or_null(boolean(), "envpool's default")
@@ -258,6 +259,21 @@ def section(kind: type[_S]) -> Check:
     return Check("a mapping of its own keys ({} for their defaults)", convert)
 
 
+def _file_of_trace() -> Check:
+    """A file's name, which nothing stands in for: a section without it says so."""
+    named = text()
+
+    def convert(value: Any) -> Any:
+        if value == "":
+            raise ConfigError(
+                "manager.trace names no file, but a timeline is written to one. Name it: "
+                "`manager.trace.path: timeline.json`."
+            )
+        return named.convert(value)
+
+    return Check(named.allowed, convert)
+
+
 @dataclass(frozen=True, slots=True)
 class Trace(Section):
     """The timeline of what happens from launch to close.
@@ -270,7 +286,11 @@ class Trace(Section):
     PATH: ClassVar[str] = "manager.trace"
 
     path: str = option(
-        "", text(), "file that `close` writes, in the Chrome trace event format", from_file=TIMELINE
+        "",
+        _file_of_trace(),
+        "file that `close` writes, in the Chrome trace event format",
+        "needed",
+        from_file=TIMELINE,
     )
     events: int = option(
         200_000,

@@ -167,6 +167,9 @@ def test_a_path_alone_will_do_but_not_any_from_a_file(tmp_path: Path) -> None:
     for wrong in ({}, {"path": ""}, {"path": "a", "events": 1}, 3, ["a"]):
         with pytest.raises(ConfigError, match=r"manager\.trace"):
             ManagerConfig(trace=wrong)  # type: ignore[arg-type]
+    for nameless in ({}, {"events": 5000}, {"path": ""}):
+        with pytest.raises(ConfigError, match=r"manager\.trace names no file"):
+            ManagerConfig(trace=nameless)  # type: ignore[arg-type]
     file = tmp_path / "c.yaml"
     for text in ("/etc/a.json", "../a.json", "{path: ../a.json}"):
         file.write_text(f"manager: {{trace: {text}}}\n")
