@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import contextlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -85,6 +87,9 @@ def _builtin_exception(name: str, message: str) -> Exception | None:
     if not isinstance(cls, type) or not issubclass(cls, Exception):
         return None
     try:
+        if cls is KeyError:  # the text of one shows its key, as `repr` does
+            with contextlib.suppress(ValueError, SyntaxError):
+                return cls(ast.literal_eval(message))
         return cls(message)
     except TypeError:  # such as UnicodeDecodeError, which is built of five values
         return None

@@ -104,6 +104,13 @@ def test_a_builtin_exception_of_one_string_is_raised_as_what_it_was() -> None:
         assert found.__cause__ is failure
 
 
+@pytest.mark.parametrize("key", ["level", 3, ("a", 1), object])
+def test_a_key_error_has_the_key_that_was_missing(key: object) -> None:
+    found = raised_for(raised("KeyError", str(KeyError(key))))
+    assert type(found) is KeyError
+    assert found.args == (key if key is not object else repr(object),)
+
+
 @pytest.mark.parametrize(
     "type_name", ["UnicodeDecodeError", "KeyboardInterrupt", "mine.ValueError", "print", "__doc__"]
 )
