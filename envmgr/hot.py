@@ -27,8 +27,11 @@ def _imported() -> tuple[ModuleType | None, str]:
     """Return the module, or None and why it is not used."""
     if os.environ.get(PURE, "0") not in ("", "0"):
         return None, f"left out: {PURE} is set"
-    if sys.hexversion < 0x030B0000:  # it would find what another Python has compiled in a checkout
+    # Both would find what another Python has compiled in a checkout, which fits neither.
+    if sys.hexversion < 0x030B0000:
         return None, "not there: it needs Python 3.11"
+    if "t" in getattr(sys, "abiflags", ""):
+        return None, "not there: free-threaded Pythons have no stable ABI"
     try:
         module = importlib.import_module("envmgr._hot")
     except ImportError as error:

@@ -1821,6 +1821,11 @@ def test_flags_and_replies_are_looked_at_before_anything_is_believed() -> None:
 # -- whether it is used ---------------------------------------------------------------------------
 
 
+def _be_python_with_a_stable_abi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "hexversion", 0x030B0000)
+    monkeypatch.setattr(sys, "abiflags", "")
+
+
 @pytest.mark.parametrize("version", [ABI + 1, None])
 def test_a_stale_module_is_not_used_and_says_so(
     version: int | None, monkeypatch: pytest.MonkeyPatch
@@ -1828,7 +1833,7 @@ def test_a_stale_module_is_not_used_and_says_so(
     stale = types.SimpleNamespace() if version is None else types.SimpleNamespace(ABI=version)
     monkeypatch.setattr(importlib, "import_module", lambda name: stale)
     monkeypatch.delenv(PURE, raising=False)
-    monkeypatch.setattr(sys, "hexversion", 0x030B0000)
+    _be_python_with_a_stable_abi(monkeypatch)
     with pytest.warns(RuntimeWarning, match=f"version {version}, this envmgr needs {ABI}.*install"):
         found, why = envmgr.hot._imported()
     assert found is None
@@ -1843,7 +1848,7 @@ def test_it_is_left_out_where_the_environment_says_so(
 ) -> None:
     module = types.SimpleNamespace(ABI=ABI)
     monkeypatch.setattr(importlib, "import_module", lambda name: module)
-    monkeypatch.setattr(sys, "hexversion", 0x030B0000)
+    _be_python_with_a_stable_abi(monkeypatch)
     monkeypatch.setenv(PURE, value)
     found, why = envmgr.hot._imported()
     assert (found is None) is is_left_out
@@ -1856,12 +1861,28 @@ def test_it_is_no_error_that_it_is_not_there(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(importlib, "import_module", missing)
     monkeypatch.delenv(PURE, raising=False)
+    _be_python_with_a_stable_abi(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        monkeypatch.setattr(sys, "hexversion", 0x030B0000)
         assert envmgr.hot._imported() == (None, "not there: no such module")
         monkeypatch.setattr(sys, "hexversion", 0x030A09F0)
         assert envmgr.hot._imported() == (None, "not there: it needs Python 3.11")
+
+
+def test_a_free_threaded_python_does_not_load_what_another_one_has_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(name: str) -> Any:
+        raise SystemError("init function of _hot returned uninitialized object")
+
+    monkeypatch.setattr(importlib, "import_module", wrong)
+    monkeypatch.delenv(PURE, raising=False)
+    _be_python_with_a_stable_abi(monkeypatch)
+    monkeypatch.setattr(sys, "abiflags", "t")
+    assert envmgr.hot._imported() == (
+        None,
+        "not there: free-threaded Pythons have no stable ABI",
+    )
 
 
 def test_where_there_is_a_compiler_it_was_compiled_and_is_used() -> None:
