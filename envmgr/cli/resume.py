@@ -487,7 +487,7 @@ def resuming_command(
         allowed: and with the options of `allow_list`, by the names of its lists.
     """
     with contextlib.suppress(ConfigError, OSError):
-        resolve_config_of_run(str(path / CONFIG), **allowed)
+        resolve_config_of_run(str(path / CONFIG), (), allowed)
         overrides = ()
     return command_with_modules(path, overrides, allowed) or _command(path, overrides, allowed)
 
