@@ -47,16 +47,16 @@ class ActorSettings(NamedTuple):
         isolated: whether each host is a worker process on the node.
         preload: modules that are imported once for all workers; None: those that envs need.
         import_s: how long one import may take.
-        named: the modules that the factories of all envs name.
         shared_memory: whether data of fixed layout goes through the actor's copy of the block.
+        named: the modules that the factories of all envs name.
     """
 
     worker: WorkerSettings
     isolated: bool
     preload: tuple[str, ...] | None
     import_s: float
-    named: tuple[str, ...]
     shared_memory: bool
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
