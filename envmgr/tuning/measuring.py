@@ -12,7 +12,7 @@ from envmgr.errors import EnvManagerError, NothingReadyError
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import ManagerLoop
 from envmgr.shortcuts import create_env_manager
-from envmgr.spaces import AgentSpace, has_samples
+from envmgr.spaces import is_sampled_alone
 from envmgr.spaces.legal import has_mask
 from envmgr.tuning.settings import Setting
 from envmgr.types import EnvFactory
@@ -119,7 +119,7 @@ def stepped_for(step: Callable[[], int], seconds: float) -> float:
 def drawn_before(manager: EnvManager) -> Act:
     """Return a policy that takes random actions which were drawn before, where that can be done."""
     space = manager.action_space
-    if not is_plain(space) or has_mask(manager.observation_space):  # only the envs know which
+    if not is_sampled_alone(space) or has_mask(manager.observation_space):  # the envs know which
         return ManagerLoop(manager).random_actions
     actions = itertools.cycle([space.sample() for _ in range(_ACTIONS)])
     return lambda obs: {i: next(actions) for i in obs}
@@ -172,11 +172,6 @@ class Stable:
         """Close all that are launched."""
         for setting in list(self._courses):
             self.drop(setting)
-
-
-def is_plain(space: Any) -> bool:
-    """Whether values of a space can be drawn from itself, whoever is in the env."""
-    return has_samples(space) and not isinstance(space, AgentSpace)
 
 
 def random_steps(env: Any, seconds: float) -> Profile:
