@@ -95,7 +95,7 @@ def worker_channel() -> Any:
     return frame.f_locals.get("channel")
 
 
-def write_garbage(data: bytes = b"this is not a frame: " + bytes(range(256))) -> None:
+def write_garbage() -> None:
     """Write into this worker's connection to its manager what is no message.
 
     Raises:
@@ -104,7 +104,7 @@ def write_garbage(data: bytes = b"this is not a frame: " + bytes(range(256))) ->
     channel = worker_channel()
     if channel is None:
         raise FaultError("there is no connection to a manager here: this is not a worker process")
-    os.write(channel.fds[-1], data)
+    os.write(channel.fds[-1], b"this is not a frame: " + bytes(range(256)))
 
 
 def _raise_local_class(_: Any) -> None:

@@ -176,4 +176,4 @@ class Stable:
 
 def random_steps(env: Any, seconds: float) -> Profile:
     """Profile an env where it is; for `manager.apply`."""
-    return profile_env(as_blocking(env), None, seconds)
+    return profile_env(as_blocking(env), seconds)

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from envmgr.env import adapt
 from envmgr.env.async_env import close_async
-from envmgr.env.batch_specs import Batch
 from envmgr.env.contract import EnvContractError, awaited, env_name
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.spaces.interrupts import pass_interrupt_on
@@ -120,7 +119,9 @@ class Host:
             for env_id, factory in factories.items()
         }
         self._batches = [
-            _batch_runner_class(batch)(batch, factories[batch.first], context)
+            (BatchRunner if batch.batch_size is None else AsyncBatchRunner)(
+                batch, factories[batch.first], context
+            )
             for batch in settings.batches
             if batch.first in factories
         ]
@@ -209,10 +210,6 @@ class Host:
             or (rss_limit is not None and self._rss_bytes() > rss_limit)
         )
         return self._wants_recycling
-
-
-def _batch_runner_class(batch: Batch) -> type[BatchRunner]:
-    return BatchRunner if batch.batch_size is None else AsyncBatchRunner
 
 
 # -- one env ------------------------------------------------------------------------------------

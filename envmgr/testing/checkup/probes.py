@@ -303,7 +303,7 @@ def reset_with(factory: Factory, params: dict[str, Any]) -> None:
 def pace(factory: Factory, seconds: float) -> dict[str, Any]:
     """Return how long steps and resets take."""
     with _env_of(factory) as env:
-        return profile_env(env, None, seconds, _play_of(env)).as_dict()
+        return profile_env(env, seconds, _play_of(env)).as_dict()
 
 
 class Endured(NamedTuple):
