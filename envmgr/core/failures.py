@@ -396,7 +396,7 @@ def crash(env: ManagedEnv, died: HostDied) -> EnvCrash:
     how = died.detail or "it cannot be told how"
     if status is not None:
         how = exit_text(status)
-    hint = " (out of memory?)" if status == -getattr(signal, "SIGKILL", 9) else ""
+    hint = " (out of memory?)" if status == -signal.SIGKILL else ""
     text = (
         f"the worker of {env.name} (generation {env.generation}) died during "
         f"{env.during}: {how}{hint}{_neighbours(env)}"

@@ -67,12 +67,8 @@ def hang_holding_gil(limit_s: float = _HANG_S) -> None:
 
     Only what cannot be blocked (SIGKILL, SIGSTOP) ends it; and its limit, with exit code 70.
     """
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    if sys.platform == "win32":
-        ctypes.PyDLL("kernel32").Sleep(int(limit_s * 1000))
-    else:
-        ctypes.PyDLL(None).sleep(int(limit_s))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.PyDLL(None).sleep(int(limit_s))
     os._exit(70)
 
 
