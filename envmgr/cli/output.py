@@ -267,9 +267,6 @@ class RunLock:
 
     The lock is that of the process (`lockf`): it goes with it, however it ends, and workers that
     were forked from it do not keep it. Within one process it keeps nobody out.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -318,9 +315,6 @@ def _opened_for_lock(path: str, flags: int) -> int:
 
 def locked(path: Path) -> RunLock:
     """Lock the folder of a run against other writers.
-
-    Args:
-        path: of the folder.
 
     Raises:
         ConfigError: another process writes there, the folder cannot be written, or it has files of

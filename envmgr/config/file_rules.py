@@ -70,7 +70,6 @@ class Below(FileRule):
     """The keys of a section say it, each for itself.
 
     Attributes:
-        schema: the section.
         lone: the key that a value without keys stands for, if it may.
     """
 

@@ -61,8 +61,6 @@ class EpisodeLog:
     once.
 
     Args:
-        path: of the file.
-        env_num: how many envs.
         clock: monotonic seconds.
     """
 

@@ -70,9 +70,6 @@ class InlineTransport(Transport):
     Time limits: in the main thread an alarm interrupts the env's code. In other threads, and in C
     code that does not return to Python, the limit is only noticed afterwards; either way the env is
     given up, as with every other transport.
-
-    Args:
-        deadlines: time limits.
     """
 
     works_alone = False

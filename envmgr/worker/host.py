@@ -69,7 +69,6 @@ class Host:
         factories: by env_id; each builds one env, when HELLO or RENEW says so.
         settings: see `HostSettings`.
         encode: turns a reply into what is sent; raises FrameError for what cannot be sent.
-        send: sends it.
         memory: opens the shared memory when observations are placed in it.
         rss_bytes: resident memory of this process.
         stepper: takes the steps that are posted in the block; None where there is none.
@@ -219,7 +218,6 @@ class HostedEnv:
     """What serves an env_id: builds its env, and runs requests against it.
 
     Args:
-        env_id: the env's id.
         factory: builds the env; called by HELLO and RENEW.
         context: what its host gives it.
         memory: opens the shared memory when observations are placed in it.
@@ -228,9 +226,6 @@ class HostedEnv:
         runner_of: returns the runner of an env that was built.
         envs_in_use: the env objects that are in use.
         loop: runs async envs; None where there can be none.
-
-    Attributes:
-        env_id: the env's id.
     """
 
     def __init__(

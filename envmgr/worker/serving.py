@@ -125,7 +125,6 @@ class ConnectionInbox:
     """The messages that come over a connection, and bells.
 
     Args:
-        channel: the connection.
         bell: an eventfd that is rung; None if bells come over the connection.
     """
 

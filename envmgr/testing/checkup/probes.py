@@ -311,7 +311,6 @@ class Endured(NamedTuple):
 
     Attributes:
         asked: how many of this process.
-        n_steps: steps taken.
         cut: episodes that had not ended after `LONGEST_EPISODE` steps.
         samples: pairs of the number of episodes and what the process had then.
     """

@@ -41,9 +41,6 @@ class _Writing(NamedTuple):
 class _Reading:
     """What is being read from several channels.
 
-    Args:
-        channels: which.
-
     Attributes:
         found: the bytes of each channel, as far as it was tried.
         came: what they are, once all were read.
@@ -61,7 +58,6 @@ class _Came(NamedTuple):
     """What was read from several channels, and has not been stored yet.
 
     Attributes:
-        arrivals: what has arrived.
         incoming: the new values of `FrameChannel.incoming`, where that changes.
         ruined: hosts that have to be ended.
         in_buffers: frames whose messages were in the buffers of their hosts.
@@ -82,7 +78,6 @@ class Connections:
         buffers: where hosts put large messages, if they have such buffers.
 
     Attributes:
-        by_host: the channels.
         arrivals: what has come; see `Transport`.
         unsent: channels of hosts that have not yet taken all that they were sent.
         ruined: hosts that have to be ended, and the garbage that they have sent, if any.

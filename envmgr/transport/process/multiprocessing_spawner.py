@@ -44,7 +44,6 @@ class MultiprocessingSpawner(Spawner):
 
     Args:
         method: "fork", "spawn" or "forkserver".
-        settings: of the workers.
     """
 
     def __init__(self, method: str, settings: WorkerSettings) -> None:

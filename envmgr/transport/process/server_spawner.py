@@ -63,7 +63,6 @@ class ServerSpawner(Spawner):
     """Has workers forked by a server process of its own (see `envmgr.transport.process.server`).
 
     Args:
-        settings: of the workers.
         rules: what to import before; None: nothing.
     """
 

@@ -15,9 +15,6 @@ from envmgr.wire.hosts import HostSpec, WorkerSettings
 class Spawner(ABC):
     """Starts worker processes, sees them die, signals and reaps them.
 
-    Args:
-        settings: of the workers.
-
     Attributes:
         died: what `deaths` has to return that nothing has become readable for.
     """
