@@ -44,9 +44,7 @@ class Course:
     """A launched manager with one setting, that can be stepped for a while again and again.
 
     Args:
-        setting: what to set.
         config: all else of the manager's config.
-        factories: of the envs.
         policy_of: returns the policy for a launched manager; None acts at random, at no cost.
 
     Attributes:
@@ -131,7 +129,6 @@ class Stable:
     A setting that cannot be run has the rate 0, and its error is kept.
 
     Args:
-        open_course: launches one.
         say: told which setting it is.
 
     Attributes:

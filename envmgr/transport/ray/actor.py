@@ -64,7 +64,6 @@ class NodeFactory:
     """Builds an env on a node; what the env needs may not be installed there.
 
     Attributes:
-        pickled: the user's factory.
         where: the address of the node.
     """
 
@@ -191,7 +190,6 @@ class ThreadHost:
     """The only host of an actor, on a thread of the actor.
 
     Args:
-        settings: of the actor.
         calls: take what the host says to the trainer.
         node: where the actor runs.
     """
@@ -277,7 +275,6 @@ class WorkerHosts:
     One thread polls that transport and passes on what comes. Other threads only ring.
 
     Args:
-        settings: of the actor.
         calls: take what hosts say to the trainer.
         node: where the workers run.
     """
