@@ -81,7 +81,7 @@ def worker_channel() -> Any:
     """Return the connection to its manager of the worker process that this code runs in.
 
     Returns:
-        A `Channel`; None outside of worker processes, and outside of their main thread.
+        A `FrameChannel`; None outside of worker processes, and outside of their main thread.
     """
     frame = sys._getframe()
     while frame.f_code.co_name != "run_worker":
