@@ -85,7 +85,6 @@ class Calibration:
     """What `num_workers: auto` has become, and the figures behind it.
 
     Attributes:
-        env_num: number of envs.
         usable_cores: cores that workers may run on.
         choice: how many workers, and why.
         construction_s: seconds from the start of the process to the env built; None if it never

@@ -109,15 +109,17 @@ def resolve_config(
 
 def resolve_config_of_run(
     file: str | os.PathLike[str],
-    *,
-    set: Sequence[str] = (),
-    allow_imports: Sequence[str] | None = None,
-    allow_env: Sequence[str] | None = None,
-    allow: Sequence[str] | None = None,
+    overrides: Sequence[str],
+    lists: Mapping[str, Sequence[str] | None],
 ) -> ResolvedConfig:
-    """Return likewise the config of a run that is resumed: modules beside it are not allowed."""
-    lists = {"allow_imports": allow_imports, "allow_env": allow_env, "allow": allow}
-    return _resolved(file, set, lists, is_of_run=True)
+    """Return likewise the config of a run that is resumed: modules beside it are not allowed.
+
+    Args:
+        file: its path.
+        overrides: as `set` of `load_config`.
+        lists: by the names in `allow_list`.
+    """
+    return _resolved(file, overrides, lists, is_of_run=True)
 
 
 def _resolved(

@@ -67,10 +67,10 @@ def clean_children() -> Iterator[None]:
     Its children, its fork server and its resource tracker are interpreters with `-c`, which get the
     `sys.path` of this process after they have imported a good part of the standard library.
     A variable that says so to Python would do it, too, but not with 3.10 or `-E`, and the children
-    would pass it on. On Windows they are started in another way, and nothing is changed.
+    would pass it on.
     """
-    start: Any = getattr(util, "spawnv_passfds", None)
-    if start is not None and not isinstance(start, _CleanStart):
+    start: Any = util.spawnv_passfds
+    if not isinstance(start, _CleanStart):
         util.spawnv_passfds = _CleanStart(start)  # type: ignore[assignment]
     before, _here.is_clean = getattr(_here, "is_clean", False), True
     try:

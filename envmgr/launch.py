@@ -212,14 +212,16 @@ def actor_plan_of(config: ManagerConfig, factories: Sequence[EnvFactory]) -> Act
     if config.preload and not isolated:
         say_that_nothing_is_preloaded("manager.ray.isolation: actor")
     n_actors = n_units if config.spare_env_num and not isolated else n_hosts_of(config) or n_units
-    plan: ActorPlan = own_part("transport.ray.transport", "type: ray").ActorPlan(
-        options,
-        n_actors if isolated else n_actors + config.spare_env_num,
-        n_units,
-        replace(worker_settings_of(config), affinity=None, spin_s=0.0),
-        () if config.preload is False else config.preload,
-        config.connect_timeout,
-        config.shared_memory,
+    ray = own_part("transport.ray.transport", "type: ray")
+    settings = ray.ActorSettings(
+        worker=replace(worker_settings_of(config), affinity=None, spin_s=0.0),
+        isolated=isolated,
+        preload=() if config.preload is False else config.preload,
+        import_s=config.connect_timeout,
+        shared_memory=config.shared_memory,
+    )
+    plan: ActorPlan = ray.ActorPlan(
+        options, n_actors if isolated else n_actors + config.spare_env_num, n_units, settings
     )
     return plan
 

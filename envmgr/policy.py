@@ -48,7 +48,6 @@ class StartCaps:
     """How many envs may be built or reset; None is any number.
 
     Attributes:
-        at_once: at one time.
         per_s: how many may begin with it in a second, on average: in any span of time in which so
             many whole ones fit.
     """
@@ -160,8 +159,6 @@ class FailureBudget:
     gains nothing by those that it made before.
 
     Args:
-        policy: the limits.
-        env_num: number of envs.
         spare_num: number of spares, whose ids follow; what they fail counts for each alone.
     """
 

@@ -12,6 +12,7 @@ gone. Files are closed by exec, and in every fork that Python makes.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
@@ -22,15 +23,10 @@ from typing import Any, NamedTuple
 
 from envmgr.errors import CapMismatchError, SharedCapError
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 _FOLDER = "envmgr-caps"
 _MUTEX = ".lock"
 _MOST_BYTES = 256
-_FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _HELD: dict[int, str] = {}
 """Files that this process holds, by fd: forks close them."""
@@ -47,12 +43,9 @@ def _close_in_fork() -> None:
     _FORKING.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_FORKING.acquire,
-        after_in_parent=_FORKING.release,
-        after_in_child=_close_in_fork,
-    )
+os.register_at_fork(
+    before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_close_in_fork
+)
 
 
 class Holder(NamedTuple):
@@ -179,11 +172,6 @@ def own_folder() -> str:
     Anybody can make the temporary one first. Then it is one below the user's home, for each
     machine: that comes last, since homes may be on file systems without locks.
     """
-    if fcntl is None:
-        raise SharedCapError(
-            "limits.shared needs locks that end with their process (flock), which this system does "
-            "not have. Leave it out; starting, starts_per_s and running work everywhere."
-        )
     uid = os.geteuid()
     for runtime in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}"):
         if os.path.isabs(runtime) and _is_own(runtime):

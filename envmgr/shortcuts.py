@@ -180,7 +180,8 @@ def make(
             raise
         if unknown in _MAPPINGS and isinstance(cfg[unknown], Mapping):
             unknown = next(iter(cfg[unknown]), "name")
-        raise with_hint(error, _where_arguments_go(unknown)) from None
+        hint = f"Arguments of the env go into env_kwargs={{{unknown!r}: ...}}."
+        raise with_hint(error, hint) from None
     return manager
 
 
@@ -197,11 +198,6 @@ def _is_of_the_manager(unknown: str, known: Iterable[str]) -> bool:
     if unknown in ManagerConfig.MEANT:
         return unknown not in (*_MAPPINGS, "render_mode")
     return bool(difflib.get_close_matches(unknown, known, n=1, cutoff=_LIKE_A_KEY))
-
-
-def _where_arguments_go(unknown: str) -> str:
-    """Return where an argument of the env belongs that was taken for a key of the config."""
-    return f"Arguments of the env go into env_kwargs={{{unknown!r}: ...}}."
 
 
 def _with(

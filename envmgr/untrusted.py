@@ -42,7 +42,7 @@ def opened_itself(path: str, flags: int, mode: int = 0o666) -> int:
     Raises:
         OSError: it is a link, which the text says; or it cannot be opened.
     """
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, mode)
     except OSError as error:
@@ -64,7 +64,7 @@ def opened_file(path: Path, *, follows: bool = False) -> IO[bytes]:
     """
 
     def opener(path: str, flags: int) -> int:
-        flags |= getattr(os, "O_NONBLOCK", 0)
+        flags |= os.O_NONBLOCK
         return os.open(path, flags) if follows else opened_itself(path, flags)
 
     file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it

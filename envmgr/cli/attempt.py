@@ -46,7 +46,6 @@ class Attempt(ABC):
 
     Args:
         options: what the command was told.
-        resolved: the config.
         manager: not launched.
         interruption: says when to end early.
 

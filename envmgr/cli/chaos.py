@@ -57,7 +57,6 @@ class ChaosOptions(RunOptions):
 
     Attributes:
         rate_hz: injuries per second.
-        kinds: of injuries.
         json_file: where the figures go; None writes none.
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping, Sequence
 
 import click
@@ -97,8 +96,6 @@ def _methods(given: str) -> tuple[str, ...]:
             f"--methods has {wrong[0]!r} in it; start methods to try are {', '.join(METHODS)} (the "
             "worker server, the default, is tried in any case)."
         )
-    if sys.platform == "win32":
-        return tuple(name for name in methods if name == "spawn")
     return methods
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import signal
 import threading
@@ -14,7 +13,7 @@ from typing_extensions import Self
 PATIENCE_S = 0.5
 """How long a request may go unnoticed before an exception interrupts whatever is going on."""
 
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
@@ -45,9 +44,8 @@ class Interruption:
     def __enter__(self) -> Self:
         """Install the handlers."""
         if threading.current_thread() is threading.main_thread():
-            for name in _SIGNALS:
-                number = getattr(signal, name, None)
-                if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -98,8 +96,5 @@ class Interruption:
             if self._acknowledged or self._signal is None:
                 return
             self._overdue = True
-            if hasattr(signal, "pthread_kill"):
-                with contextlib.suppress(OSError):
-                    signal.pthread_kill(threading.main_thread().ident or 0, self._signal)
-            else:
-                _thread.interrupt_main(self._signal)
+            with contextlib.suppress(OSError):
+                signal.pthread_kill(threading.main_thread().ident or 0, self._signal)

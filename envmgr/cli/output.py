@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
+import fcntl
 import io
 import json
 import os
 import socket
 import stat
-import sys
 import tempfile
 from collections.abc import Mapping
 from datetime import datetime
@@ -33,8 +32,6 @@ from envmgr.reporting.files import (
 from envmgr.texts import counted
 from envmgr.untrusted import opened_file, opened_itself
 from envmgr.whole_files import write_whole
-
-fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl")
 
 LOCK = "run.lock"
 """Name of the file that is there, and locked, as long as the run goes on."""
@@ -270,9 +267,6 @@ class RunLock:
 
     The lock is that of the process (`lockf`): it goes with it, however it ends, and workers that
     were forked from it do not keep it. Within one process it keeps nobody out.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -285,8 +279,6 @@ class RunLock:
         Raises:
             OSError: the file cannot be written, or is none of envmgr's.
         """
-        if fcntl is None:
-            return True
         while True:
             file = io.FileIO(self._path, "a", opener=_opened_for_lock)
             try:
@@ -317,15 +309,12 @@ class RunLock:
 
 def _opened_for_lock(path: str, flags: int) -> int:
     """Open the file of a lock: for this user alone, as who can read it can lock it, too."""
-    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe is not waited for
+    flags |= os.O_NONBLOCK  # a pipe is not waited for
     return opened_itself(path, flags, 0o600)
 
 
 def locked(path: Path) -> RunLock:
     """Lock the folder of a run against other writers.
-
-    Args:
-        path: of the folder.
 
     Raises:
         ConfigError: another process writes there, the folder cannot be written, or it has files of

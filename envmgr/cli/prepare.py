@@ -70,10 +70,10 @@ class RunOptions:
             overrides.append("manager.trace=null")  # there is one already, of what was before
         if self.output is not None or self.resume is not None:
             overrides.append("collect.output=null")  # whatever the config says is not asked for
-        resolve = resolve_config if self.resume is None else resolve_config_of_run
-        resolved = resolve(self.config, set=overrides, **self.allowed)
-        if self.resume is not None:
-            refuse_changes(Path(self.config), resolved)
+        if self.resume is None:
+            return resolve_config(self.config, set=overrides, **self.allowed)
+        resolved = resolve_config_of_run(self.config, overrides, self.allowed)
+        refuse_changes(Path(self.config), resolved)
         return resolved
 
 

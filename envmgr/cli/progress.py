@@ -35,7 +35,6 @@ class Goal:
     """What a run is to collect.
 
     Attributes:
-        total: how many.
         noun: "steps" or "episodes".
     """
 
@@ -243,7 +242,6 @@ class LogLines(logging.Handler):
     says that the budget of failures is spent.
 
     Args:
-        progress: where lines appear.
         traceback: show whole messages.
         failures: show failures of envs, too.
     """

@@ -34,8 +34,6 @@ class UsageMeter:
 
     Args:
         manager: launched.
-        resolved: its config.
-        statistics: of the collection.
     """
 
     def __init__(
@@ -119,10 +117,8 @@ class Usage:
 
     Attributes:
         is_plain: in worker processes, without spares.
-        env_num: number of envs.
         n_workers: workers that there were.
         cores: that may be used.
-        steps: steps taken.
         wall_s: in so much time.
         trainer_s: time that the trainer's process computed, all of it.
         workers_s: time that workers computed.

@@ -118,7 +118,6 @@ class Earlier:
     """What there is of a run that is resumed.
 
     Attributes:
-        facts: of the run.
         statistics: of all episodes that ended; their timesteps only.
         failures: until now.
         sample: the latest one; None if there is none.
@@ -180,11 +179,7 @@ class Earlier:
 
 
 class ResumedFolder(RunFolder):
-    """The folder of a run that goes on.
-
-    Args:
-        path: the folder.
-    """
+    """The folder of a run that goes on."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -487,7 +482,7 @@ def resuming_command(
         allowed: and with the options of `allow_list`, by the names of its lists.
     """
     with contextlib.suppress(ConfigError, OSError):
-        resolve_config_of_run(str(path / CONFIG), **allowed)
+        resolve_config_of_run(str(path / CONFIG), (), allowed)
         overrides = ()
     return command_with_modules(path, overrides, allowed) or _command(path, overrides, allowed)
 

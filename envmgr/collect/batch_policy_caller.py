@@ -26,8 +26,6 @@ class BatchPolicyCaller:
 
     Args:
         policy: see `RolloutCollector`; of a `RandomPolicy` each env has its own actions.
-        action_space: of one env.
-        n: number of envs.
 
     Attributes:
         initial: (n, ...): the states at episodes' starts; None if the policy is not recurrent.

@@ -26,7 +26,6 @@ class Books(NamedTuple):
 
     Attributes:
         open: the episodes under way, by env_id, in the order in which they began.
-        statistics: of everything.
         n_ended: how many episodes of each env have ended.
         n_kept: how many of the episodes that were kept count.
         applied: what the manager gave last of what is in the books.

@@ -50,7 +50,6 @@ class PolicyCaller:
     """Calls a policy with dicts by env_id; see `envmgr.collect.policies`.
 
     Args:
-        policy: the policy.
         own: makes an observation of an env one that stays as it is, if steps are kept; None if
             they are not.
     """

@@ -20,7 +20,6 @@ class Spread:
     """Mean, standard deviation and range of numbers, or of arrays of one shape, seen one by one.
 
     Attributes:
-        n: how many.
         mean: NaN if none.
         low: the smallest.
         high: the largest.

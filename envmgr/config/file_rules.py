@@ -12,6 +12,7 @@ they allow besides is in the hands of whoever runs the config: `allow_list` has 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from envmgr.config.paths import (
     check_timeline,
 )
 from envmgr.config.ray_tokens import lets_everybody_in
-from envmgr.config.schema import FileRule, Section, check_keys, keys_of
+from envmgr.config.schema import FileRule, Section, check_keys, keys_of, option
 from envmgr.config.variables import HARMLESS
 
 
@@ -69,7 +70,6 @@ class Below(FileRule):
     """The keys of a section say it, each for itself.
 
     Attributes:
-        schema: the section.
         lone: the key that a value without keys stands for, if it may.
     """
 
@@ -89,6 +89,9 @@ def _nothing_more(asked: Asked) -> None:
 
 ANY = FileRule("anything", _nothing_more)
 """Numbers, flags, and words of which the key knows all."""
+
+plain = functools.partial(option, from_file=ANY)
+"""The field of a key that a file may set to anything that it accepts."""
 
 LOOKED_UP = FileRule("anything", _nothing_more)
 """Texts that are only compared with names that are known: no path, no module and no command."""

@@ -22,16 +22,16 @@ from envmgr.config.checks import (
 )
 from envmgr.config.field_checks import free_mapping, variables
 from envmgr.config.file_rules import (
-    ANY,
     ARGUMENTS,
     LOOKED_UP,
     TAKES_AWAY,
     TIMELINE,
     VARIABLES,
+    plain,
     plain_values,
     unless_allowed,
 )
-from envmgr.config.schema import Section, check_keys, checks_of, option
+from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
 
 _S = TypeVar("_S", bound=Section)
@@ -74,17 +74,15 @@ class GymVector(Section):
 
     PATH: ClassVar[str] = "manager.gym_vector"
 
-    vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = option(
+    vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = plain(
         None,
         or_null(choice("sync", "async", "vector_entry_point"), "as registered, else sync"),
         "as in `gymnasium.make_vec`",
-        from_file=ANY,
     )
-    autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | None = option(
+    autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | None = plain(
         None,
         or_null(choice("NextStep", "SameStep", "Disabled"), "Disabled"),
         "of `sync` and `async`: when the vector env begins episodes by itself",
-        from_file=ANY,
     )
     vector_kwargs: Mapping[str, Any] = option(
         None, free_mapping(), "further arguments of the vector env", "{}", from_file=ARGUMENTS
@@ -114,23 +112,18 @@ class EnvPool(Section):
     env_id: str | None = option(
         None, or_null(text()), "task of envpool, such as `Pong-v5`", from_file=LOOKED_UP
     )
-    batch_size: int | None = option(
+    batch_size: int | None = plain(
         None,
         or_null(integer(1), "env_num"),
         "so many envs, those that are done first, give their results at a time: a divisor of "
         "`env_num`; null: those that were given actions, together",
-        from_file=ANY,
     )
-    num_threads: int | None = option(
-        None, or_null(integer(1), "all cores"), "threads of the pool", from_file=ANY
-    )
-    episodic_life: bool | None = option(
-        None, _flag, "Atari: a lost life ends the episode", from_file=ANY
-    )
-    reward_clip: bool | None = option(None, _flag, "Atari: rewards are -1, 0 or 1", from_file=ANY)
-    stack_num: int | None = option(None, _count, "Atari: frames in an observation", from_file=ANY)
-    gray_scale: bool | None = option(None, _flag, "Atari: frames are grey", from_file=ANY)
-    frame_skip: int | None = option(None, _count, "Atari: frames for each action", from_file=ANY)
+    num_threads: int | None = plain(None, or_null(integer(1), "all cores"), "threads of the pool")
+    episodic_life: bool | None = plain(None, _flag, "Atari: a lost life ends the episode")
+    reward_clip: bool | None = plain(None, _flag, "Atari: rewards are -1, 0 or 1")
+    stack_num: int | None = plain(None, _count, "Atari: frames in an observation")
+    gray_scale: bool | None = plain(None, _flag, "Atari: frames are grey")
+    frame_skip: int | None = plain(None, _count, "Atari: frames for each action")
     infos: tuple[str, ...] | None = option(
         None,
         or_null(list_of(text()), "all that are not about the pool"),
@@ -167,22 +160,14 @@ class NormalizationSection(Section):
         "keys of Dict observations to normalise",
         from_file=LOOKED_UP,
     )
-    clip_obs: float = option(
-        10.0, number(above=0), "the largest number in observations", from_file=ANY
+    clip_obs: float = plain(10.0, number(above=0), "the largest number in observations")
+    clip_reward: float = plain(10.0, number(above=0), "the largest reward")
+    gamma: float = plain(
+        0.99, number(minimum=0), "discounts the returns by whose spread rewards are divided"
     )
-    clip_reward: float = option(10.0, number(above=0), "the largest reward", from_file=ANY)
-    gamma: float = option(
-        0.99,
-        number(minimum=0),
-        "discounts the returns by whose spread rewards are divided",
-        from_file=ANY,
-    )
-    epsilon: float = option(1e-8, number(above=0), "added to variances", from_file=ANY)
-    frozen: bool = option(
-        False,
-        boolean(),
-        "statistics stay as they are, or are loaded: for evaluation",
-        from_file=ANY,
+    epsilon: float = plain(1e-8, number(above=0), "added to variances")
+    frozen: bool = plain(
+        False, boolean(), "statistics stay as they are, or are loaded: for evaluation"
     )
 
 
@@ -210,14 +195,13 @@ class Ray(Section):
         "machine belongs to",
         from_file=unless_allowed("has this process connect to a cluster, which can run code in it"),
     )
-    num_cpus: float | None = option(
+    num_cpus: float | None = plain(
         None,
         or_null(number(minimum=0), "one to be started, none to run"),
         "CPUs of the cluster that each host takes",
-        from_file=ANY,
     )
-    num_gpus: float | None = option(
-        None, or_null(number(minimum=0), "none"), "GPUs that each host takes", from_file=ANY
+    num_gpus: float | None = plain(
+        None, or_null(number(minimum=0), "none"), "GPUs that each host takes"
     )
     resources: Mapping[str, float] = option(
         None,
@@ -226,8 +210,8 @@ class Ray(Section):
         "{}",
         from_file=LOOKED_UP,
     )
-    scheduling: Literal["spread", "pack"] = option(
-        "spread", choice("spread", "pack"), "hosts go to many nodes, or to few", from_file=ANY
+    scheduling: Literal["spread", "pack"] = plain(
+        "spread", choice("spread", "pack"), "hosts go to many nodes, or to few"
     )
     runtime_env: Mapping[str, Any] | None = option(
         None,
@@ -237,12 +221,11 @@ class Ray(Section):
             "has nodes run programs, fetch packages and files, and set variables"
         ),
     )
-    isolation: Literal["actor", "process"] = option(
+    isolation: Literal["actor", "process"] = plain(
         "actor",
         choice("actor", "process"),
         "`actor`: the envs of a host are in its actor's process; `process`: each has a worker "
         "process, which the actor starts and looks after",
-        from_file=ANY,
     )
 
 
@@ -292,11 +275,10 @@ class Trace(Section):
         "needed",
         from_file=TIMELINE,
     )
-    events: int = option(
+    events: int = plain(
         200_000,
         integer(1000, 10_000_000),
         "so many of what workers did, and of the trainer's calls, are kept: the newest",
-        from_file=ANY,
     )
 
 
@@ -353,33 +335,29 @@ class Limits(Section):
         "starts_per_second": "starts_per_s",
     }
 
-    starting: int | None = option(
+    starting: int | None = plain(
         None,
         or_null(integer(1), "all"),
         "so many envs may be built or reset at one time; others wait, in order of asking",
-        from_file=ANY,
     )
-    starts_per_s: float | None = option(
+    starts_per_s: float | None = plain(
         None,
         or_null(number(above=0), "no limit"),
         "so many envs may begin to be built or reset in any second; 0.5: one in two seconds",
-        from_file=ANY,
     )
-    running: int | None = option(
+    running: int | None = plain(
         None,
         or_null(integer(1), "all"),
         "so many envs may be leased at one time; other leases wait, in order of asking; calls for "
         "batches are not counted",
-        from_file=ANY,
     )
-    shared: Mapping[str, int] = option(
+    shared: Mapping[str, int] = plain(
         None,
         _shared_caps(),
         "`{browser: 100}`: all managers of this user on this machine that name `browser` have so "
         "many envs together, spares included; a launch waits until there are units for all of its "
         "envs",
         "{}",
-        from_file=ANY,
     )
 
 
@@ -421,22 +399,4 @@ class WorkerEnv(Section):
     )
     set: Mapping[str, str] = option(
         None, variables(), "what is set besides", "{}", from_file=VARIABLES
-    )
-
-
-def worker_env() -> Check:
-    """Rules for environment variables, kept as a `WorkerEnv`."""
-
-    def convert(value: Any) -> WorkerEnv:
-        if isinstance(value, WorkerEnv):
-            return value
-        if not isinstance(value, Mapping):
-            raise Refused
-        check_keys(value, WorkerEnv, WorkerEnv.PATH)
-        checks = checks_of(WorkerEnv)
-        return WorkerEnv(**{name: checks[name].convert(part) for name, part in value.items()})
-
-    return Check(
-        "a mapping with `allow` and `deny` (lists of name patterns) and `set` (name: string)",
-        convert,
     )

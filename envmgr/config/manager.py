@@ -33,7 +33,7 @@ from envmgr.config.field_checks import (
     seed_list,
     seed_mapping,
 )
-from envmgr.config.file_rules import ANY, EPISODE_LOG, KIND, LOG, MODULES, below
+from envmgr.config.file_rules import EPISODE_LOG, KIND, LOG, MODULES, below, plain
 from envmgr.config.kind_sections import (
     EnvPool,
     GymVector,
@@ -45,7 +45,6 @@ from envmgr.config.kind_sections import (
     WorkerEnv,
     section,
     trace,
-    worker_env,
 )
 from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
@@ -102,219 +101,172 @@ class ManagerConfig(Section):
         "modules to import first, such as those that register kinds",
         from_file=MODULES,
     )
-    env_num: int | None = option(
+    env_num: int | None = plain(
         None,
         or_null(integer(1, MAX_ENV_NUM), "in code: as many as env_fn has"),
         "number of envs; null takes `len(env_fn)`; a mismatch raises",
-        from_file=ANY,
     )
-    episode_num: float = option(
-        math.inf, count_or_inf(), "episodes per env before DONE", from_file=ANY
-    )
-    max_retry: int = option(
-        1, integer(1), "attempts at one reset, the first included", from_file=ANY
-    )
-    retry_type: Literal["reset", "renew"] = option(
+    episode_num: float = plain(math.inf, count_or_inf(), "episodes per env before DONE")
+    max_retry: int = plain(1, integer(1), "attempts at one reset, the first included")
+    retry_type: Literal["reset", "renew"] = plain(
         "reset",
         choice("reset", "renew"),
         "reset or renew between attempts, while the worker is healthy",
-        from_file=ANY,
     )
-    retry_waiting_time: float = option(
-        0.1,
-        number(minimum=0, unit="seconds"),
-        "seconds between attempts, doubling at renewals",
-        from_file=ANY,
+    retry_waiting_time: float = plain(
+        0.1, number(minimum=0, unit="seconds"), "seconds between attempts, doubling at renewals"
     )
-    auto_reset: bool = option(
-        True,
-        boolean(),
-        "off: an ended env waits in NEED_RESET for `reset({id: params})`",
-        from_file=ANY,
+    auto_reset: bool = plain(
+        True, boolean(), "off: an ended env waits in NEED_RESET for `reset({id: params})`"
     )
-    reset_inplace: bool = option(
+    reset_inplace: bool = plain(
         False,
         boolean(),
         "the env resets inside the step's own request: next `ready_obs` at once, reproducible "
         "step for step; terminal observation kept; needs `auto_reset`",
-        from_file=ANY,
     )
-    start_steps: int = option(
+    start_steps: int = plain(
         0,
         integer(0),
         "most random steps that each env takes within its first reset after a launch: a number "
         "drawn for each, by its seed, so that their episodes do not end together",
-        from_file=ANY,
     )
-    step_timeout: float | None = option(
-        None,
-        _timeout,
-        "seconds one step may take; null: no limit, a warning every 30 s",
-        from_file=ANY,
+    step_timeout: float | None = plain(
+        None, _timeout, "seconds one step may take; null: no limit, a warning every 30 s"
     )
-    reset_timeout: float | None = option(
-        None,
-        _timeout,
-        "seconds one reset may take; null: no limit, a warning every 30 s",
-        from_file=ANY,
+    reset_timeout: float | None = plain(
+        None, _timeout, "seconds one reset may take; null: no limit, a warning every 30 s"
     )
-    episode_timeout: float | None = option(
+    episode_timeout: float | None = plain(
         None,
         _timeout,
         "seconds one episode of a leased env may take, from its reset; null: no limit; without "
         "leases it means nothing",
-        from_file=ANY,
     )
-    release_timeout: float = option(
+    release_timeout: float = plain(
         5.0,
         number(minimum=0, unit="seconds"),
         "seconds that a step of a leased env which nobody awaits any more may go on after the end "
         "of its lease, before its worker is ended",
-        from_file=ANY,
     )
-    connect_timeout: float = option(
-        60.0,
-        number(above=0, unit="seconds"),
-        "seconds from process start to env built and ready",
-        from_file=ANY,
+    connect_timeout: float = plain(
+        60.0, number(above=0, unit="seconds"), "seconds from process start to env built and ready"
     )
-    close_timeout: float = option(
+    close_timeout: float = plain(
         5.0,
         number(minimum=0, unit="seconds"),
         "seconds of grace before SIGTERM, then SIGKILL; for all workers together",
-        from_file=ANY,
     )
-    shared_memory: bool = option(
-        True, boolean(), "fixed-layout data in shared memory; false: pipes only", from_file=ANY
+    shared_memory: bool = plain(
+        True, boolean(), "fixed-layout data in shared memory; false: pipes only"
     )
-    copy_on_get: bool | Literal["until_send", "checked"] = option(
+    copy_on_get: bool | Literal["until_send", "checked"] = plain(
         True,
         either(boolean(), word("until_send"), word("checked")),
         "false: views, valid through that env's next two steps; checked: the same, and using one "
         "after that raises; until_send: views, valid until that env's next action is sent",
-        from_file=ANY,
     )
-    context: Literal["server", "fork", "spawn", "forkserver"] = option(
+    context: Literal["server", "fork", "spawn", "forkserver"] = plain(
         "server",
         choice("server", "fork", "spawn", "forkserver"),
         "how workers start: envmgr's own launcher (`server`), or a standard method",
-        from_file=ANY,
     )
-    wait_num: float = option(
+    wait_num: float = plain(
         math.inf,
         count_or_inf(),
         "timesteps to gather, or all that are outstanding, if those are fewer; `.inf`: all",
         "2 async, .inf sync",
-        from_file=ANY,
     )
-    step_wait_timeout: float = option(
+    step_wait_timeout: float = plain(
         0.0,
         or_null(number(minimum=0, unit="seconds"), "0", null_is=0.0),
         "seconds to wait for stragglers after `wait_num` is met; never shortens that wait",
-        from_file=ANY,
     )
-    num_workers: int | Literal["auto"] | None = option(
+    num_workers: int | Literal["auto"] | None = plain(
         None,
         or_null(either(integer(1), word("auto")), "one per env"),
         "worker processes, or threads, which share the envs in equal runs of env_ids; null: one "
         "per env; auto: found at launch by trying one env in a worker of its own; without effect "
         "where envs run in the trainer's own thread (`base`)",
-        from_file=ANY,
     )
-    spare_env_num: int = option(
+    spare_env_num: int = plain(
         0,
         integer(0, MAX_ENV_NUM),
         "spare envs, each in a worker of its own, that are kept reset and take the place of envs "
         "whose episodes end or whose workers fail; not with `base` or shared workers",
-        from_file=ANY,
     )
-    on_failure: Literal["recover", "raise", "resume"] = option(
+    on_failure: Literal["recover", "raise", "resume"] = plain(
         "recover",
         choice("recover", "raise", "resume"),
         "recover: abnormal timestep and repair; raise: close and raise at once; resume: as "
         "recover, but an env that has lost its worker goes on where it was saved last",
-        from_file=ANY,
     )
-    snapshot_every: int | None = option(
+    snapshot_every: int | None = plain(
         None,
         or_null(integer(1), "never"),
         "steps of an episode after which an env is saved, with `on_failure: resume`",
-        from_file=ANY,
     )
-    snapshot_copy: bool = option(
+    snapshot_copy: bool = plain(
         False,
         boolean(),
         "envs that do not give their state themselves (`get_state` and `set_state`, or ALE's "
         "`clone_state`) are copied for a snapshot: all of it has to be in attributes that can be "
         "pickled",
-        from_file=ANY,
     )
-    max_failures: int = option(
+    max_failures: int = plain(
         3,
         integer(0),
         "failures allowed per env_id in the window, besides those that its steps make up for",
-        from_file=ANY,
     )
-    max_failure_share: float = option(
+    max_failure_share: float = plain(
         0.05,
         number(minimum=0, maximum=1),
         "failures that one step makes up for: with 0.05, an env that fails in 1 % of its steps or "
         "less goes on for days, and one that fails in 5 % for some hundred steps; 0: every failure "
         "counts, as with `max_failures: 0`",
-        from_file=ANY,
     )
-    max_failures_total: int | None = option(
+    max_failures_total: int | None = plain(
         None,
         or_null(integer(0), "`max(10, env_num)`"),
         "failures allowed of all env_ids together in the window, likewise",
-        from_file=ANY,
     )
-    failure_window_s: float = option(
-        60.0, number(above=0, unit="seconds"), "length of the window of failures", from_file=ANY
+    failure_window_s: float = plain(
+        60.0, number(above=0, unit="seconds"), "length of the window of failures"
     )
-    on_exhausted: Literal["raise", "drop"] = option(
+    on_exhausted: Literal["raise", "drop"] = plain(
         "raise",
         choice("raise", "drop"),
         "failures spent: raise (chaining the first cause), or drop the env_id (DONE, reported)",
-        from_file=ANY,
     )
-    max_worker_rss_mb: float | None = option(
+    max_worker_rss_mb: float | None = plain(
         None,
         or_null(number(above=0), "no limit"),
         "MB of resident memory above which a worker is replaced at an episode's end",
-        from_file=ANY,
     )
-    max_episodes_per_worker: int | None = option(
-        None,
-        or_null(integer(1), "no limit"),
-        "episodes after which a worker is replaced",
-        from_file=ANY,
+    max_episodes_per_worker: int | None = plain(
+        None, or_null(integer(1), "no limit"), "episodes after which a worker is replaced"
     )
-    nan_policy: Literal["allow", "abnormal", "raise"] = option(
+    nan_policy: Literal["allow", "abnormal", "raise"] = plain(
         "allow",
         choice("allow", "abnormal", "raise"),
         "what a NaN in an observation or reward means",
-        from_file=ANY,
     )
-    check_actions: bool | Literal["strict"] = option(
+    check_actions: bool | Literal["strict"] = plain(
         True,
         either(boolean(), word("strict")),
         "before anything is sent: known ids, ready, shape and kind; Discrete-like bounds too; "
         "Box bounds only with `strict`",
-        from_file=ANY,
     )
-    strict_dtype: bool = option(
+    strict_dtype: bool = plain(
         False,
         boolean(),
         "false: same-kind casts (float64 into float32) with one warning; true: exact",
-        from_file=ANY,
     )
-    same_spaces: bool = option(True, boolean(), "all envs must have equal spaces", from_file=ANY)
-    seed: Seed = option(  # noqa: RUF009 (a field, as all others; its default is immutable)
+    same_spaces: bool = plain(True, boolean(), "all envs must have equal spaces")
+    seed: Seed = plain(  # noqa: RUF009 (a field, as all others; its default is immutable)
         None,
         or_null(either(integer(0), seed_list(), seed_mapping()), "unseeded"),
         "as `manager.seed(...)`",
-        from_file=ANY,
     )
     preload: tuple[str, ...] | Literal[False] | None = option(
         None,
@@ -332,17 +284,16 @@ class ManagerConfig(Section):
         "its keys are below",
         from_file=below(Limits),
     )
-    worker_threads: int = option(1, integer(1), "math threads per worker", from_file=ANY)
-    worker_affinity: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = option(
+    worker_threads: int = plain(1, integer(1), "math threads per worker")
+    worker_affinity: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = plain(
         None,
         or_null(affinity(), "any core"),
         "cores that workers may run on; null: any, but as many workers of several envs as there "
         "are cores get one each",
-        from_file=ANY,
     )
     worker_env: WorkerEnv | None = option(  # noqa: RUF009
         None,
-        or_null(worker_env(), "all of the parent's"),
+        or_null(section(WorkerEnv), "all of the parent's"),
         "environment variables of workers",
         from_file=below(WorkerEnv),
     )
@@ -359,23 +310,15 @@ class ManagerConfig(Section):
         "file to which a line of JSON is appended for each episode that ended and for each failure",
         from_file=EPISODE_LOG,
     )
-    daemon: bool = option(
-        True, boolean(), "false: envs may start processes of their own", from_file=ANY
+    daemon: bool = plain(True, boolean(), "false: envs may start processes of their own")
+    normalize_obs: bool = plain(
+        False, boolean(), "observations minus their mean, over their standard deviation"
     )
-    normalize_obs: bool = option(
-        False,
-        boolean(),
-        "observations minus their mean, over their standard deviation",
-        from_file=ANY,
+    normalize_reward: bool = plain(
+        False, boolean(), "rewards over the standard deviation of discounted returns"
     )
-    normalize_reward: bool = option(
-        False, boolean(), "rewards over the standard deviation of discounted returns", from_file=ANY
-    )
-    episode_statistics: bool = option(
-        False,
-        boolean(),
-        "the info that ends an episode has `episode`: return, length and seconds",
-        from_file=ANY,
+    episode_statistics: bool = plain(
+        False, boolean(), "the info that ends an episode has `episode`: return, length and seconds"
     )
     normalization: NormalizationSection | None = option(  # noqa: RUF009
         None,

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from envmgr.config.checks import boolean, choice, integer, list_of, or_null, text
 from envmgr.config.field_checks import OBJECT_NAME, POLICY_NAME, free_mapping, wrapper_list
 from envmgr.config.file_rules import (
-    ANY,
     ARGUMENTS,
     ENV_ID,
     OBJECT,
     OUTPUT,
     POLICY,
     WRAPPERS,
+    plain,
     unless_allowed,
 )
 from envmgr.config.schema import Section, option
@@ -95,12 +95,8 @@ class CollectConfig(Section):
     policy: str = option(
         "random", POLICY_NAME, "`random`, or `package.module:callable`", from_file=POLICY
     )
-    steps: int | None = option(
-        None, or_null(integer(1)), "timesteps to collect, over all envs", from_file=ANY
-    )
-    episodes: int | None = option(
-        None, or_null(integer(1)), "episodes to collect, over all envs", from_file=ANY
-    )
+    steps: int | None = plain(None, or_null(integer(1)), "timesteps to collect, over all envs")
+    episodes: int | None = plain(None, or_null(integer(1)), "episodes to collect, over all envs")
     output: str | None = option(
         None,
         or_null(text()),
@@ -117,12 +113,11 @@ class CollectConfig(Section):
             but=list_of(choice("csv", "tensorboard")),
         ),
     )
-    videos: bool = option(
+    videos: bool = plain(
         False,
         boolean(),
         "save a video of each episode in `videos` there (extra `video`; envs need "
         "`kwargs: {render_mode: rgb_array}`)",
-        from_file=ANY,
     )
 
     def _check_together(self) -> None:

@@ -50,7 +50,6 @@ class BoardWriter:
     Where there are no fds or threads for it, there is no board, and all else goes on.
 
     Args:
-        kind: of the manager.
         clock: monotonic seconds.
 
     Attributes:

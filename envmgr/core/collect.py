@@ -782,7 +782,10 @@ class Collector:
         self._table.delivered(collected.selection, collected.kept)
         statistics.timesteps = collected.n_before + collected.count
         if endings:
-            collected.odd = odd = self._end_plainly(endings)
+            # Those of most episodes have been followed up by their hosts already.
+            collected.odd = odd = (
+                self._episodes.end_plainly(endings) if self._resets_plainly else endings
+            )
             statistics.episodes = collected.n_episodes - len(odd)
         elif collected.begun:
             self._end_in_place(collected, again)
@@ -807,10 +810,6 @@ class Collector:
             for position, flag in collected.remarks.specials.items()
             if flag & DONE
         ]
-
-    def _end_plainly(self, endings: Sequence[Ending]) -> Sequence[Ending]:
-        """End episodes whose hosts begin the next ones by themselves; return the others."""
-        return self._episodes.end_plainly(endings) if self._resets_plainly else endings
 
     def follow_up(self, collected: HandedOut) -> None:
         """Go on with the episodes that ended otherwise than most; not to be interrupted."""

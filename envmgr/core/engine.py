@@ -64,8 +64,7 @@ def refuse_in_fork() -> None:
     _engines.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=refuse_in_fork)
+os.register_at_fork(after_in_child=refuse_in_fork)
 
 _frame = sys._getframe
 

@@ -160,7 +160,6 @@ class Ending(NamedTuple):
     """An episode that ended with a timestep that is handed out.
 
     Attributes:
-        env_id: the env.
         flag: of the reply.
         episodes_done: how many episodes the env has ended with it.
     """
@@ -174,7 +173,6 @@ class Beginning(NamedTuple):
     """An episode that has begun within the step that ended the one before (`reset_inplace`).
 
     Attributes:
-        env_id: the env.
         episodes_done: how many episodes the env has ended with that step.
         episode: the number of this one.
         buffer: where its first observation is.
@@ -459,9 +457,7 @@ class ExplicitResets:
     """Begins the resets that users ask for.
 
     Args:
-        hosts: to send requests.
         statistics: where cancelled steps are counted.
-        episodes: begins them.
         repair: brings envs back that have failed for good.
         submitter: posts resets in the block.
         spares: which may have been given seeds; None if there are none.

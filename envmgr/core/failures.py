@@ -117,7 +117,6 @@ class Rule(Generic[T]):
     """What is decided in some situations.
 
     Attributes:
-        then: the decision.
         lost: one of these is lost.
         at: the env was in one of these phases.
         states: and in one of these states.
@@ -273,7 +272,6 @@ class Answer:
     """How a failure is answered.
 
     Attributes:
-        follows: what is done.
         charged: whether it counts against the budget, if `COUNTS` says so, too.
         raises: what a public call raises.
     """
@@ -396,7 +394,7 @@ def crash(env: ManagedEnv, died: HostDied) -> EnvCrash:
     how = died.detail or "it cannot be told how"
     if status is not None:
         how = exit_text(status)
-    hint = " (out of memory?)" if status == -getattr(signal, "SIGKILL", 9) else ""
+    hint = " (out of memory?)" if status == -signal.SIGKILL else ""
     text = (
         f"the worker of {env.name} (generation {env.generation}) died during "
         f"{env.during}: {how}{hint}{_neighbours(env)}"
@@ -527,7 +525,6 @@ class Renewals:
     Args:
         hosts: to build envs and start hosts.
         statistics: where renewals are counted.
-        episodes: begins resets.
         spares: what takes the place of envs whose hosts are gone; None if there is nothing.
     """
 
@@ -629,7 +626,6 @@ class Repair:
 
     Args:
         hosts: to renew and end hosts.
-        policy: what to do.
         statistics: where failures are counted.
         episodes: begins them, and replaces hosts that want it.
         selections: know how many steps each env has made.

@@ -55,10 +55,7 @@ class Hosts:
     """Sends requests for envs and keeps track of what is awaited until when.
 
     Args:
-        transport: carries the messages.
         factories: by env_id, those of the spares last.
-        settings: for every host.
-        deadlines: time limits.
         clock: monotonic seconds.
         num_workers: how many hosts share the envs; None: one for each.
         spare_num: how many of the envs are spares.

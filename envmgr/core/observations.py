@@ -39,11 +39,7 @@ STEPS = 2
 
 
 class ViewGuard:
-    """Counts the steps of envs, and hands out views that know how old they are.
-
-    Args:
-        env_num: number of envs.
-    """
+    """Counts the steps of envs, and hands out views that know how old they are."""
 
     def __init__(self, env_num: int) -> None:
         self._sent = [(0, 0)] * env_num
@@ -226,7 +222,6 @@ class _Texts:
 
     Args:
         bytes_of_all: the leaf (buffers, rows, bytes of a text).
-        leaf: which.
 
     Attributes:
         column: what was read: an array of objects (buffers, rows).
@@ -264,7 +259,6 @@ class Arena:
 
     Args:
         arrays: per leaf (buffers, rows, *shape).
-        layout: of one observation.
         buffers: how many there are, of which kind.
         env_ids: whose rows they are.
         copies: whether observations are copied out of the arrays.

@@ -103,9 +103,6 @@ class Owner:
     """Owns an engine. It is the engine's background thread, too.
 
     Args:
-        engine: what it owns.
-        lock: the engine's.
-        slots: the leases.
         on_owed: are told of envs whose timesteps were handed out, and will be once more.
 
     Attributes:

@@ -202,7 +202,6 @@ class BlockReplies:
     """Reads what messages would carry out of the block.
 
     Args:
-        block: the columns.
         buffers: where observations are.
         may_reset_in_next_step: whether the next episode of an env may begin with a step of others.
         forms: the forms of infos that hosts may write, by number.
@@ -488,7 +487,6 @@ class ReplyEffects:
         journal: what changes in each step goes through.
         setup: what envs are told first.
         episodes: how they begin and end.
-        repair: what follows failures.
         spares: told when they have been reset; None if there are none.
     """
 
@@ -705,8 +703,6 @@ class ReplyDispatcher:
         statistics: where things are counted.
         journal: what changes in each step goes through.
         answers: what the answers of hosts mean.
-        episodes: how they begin.
-        repair: what follows failures.
         raise_non_finite: NaN or infinite values end the run.
     """
 

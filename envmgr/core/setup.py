@@ -23,10 +23,6 @@ from envmgr.wire.rewards import LENGTH, MAX_LENGTH
 class EnvSetup:
     """Spaces, buffers of observations, and requests that are repeated on every new env.
 
-    Args:
-        hosts: to tell hosts.
-        env_num: number of envs.
-
     Attributes:
         descriptions: what each env said of itself, by env_id.
         kinds: the action spaces of envs whose steps are posted, each once, and which of them each

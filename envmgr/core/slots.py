@@ -249,12 +249,7 @@ class Tenancy:
 
 
 class Slots:
-    """The leases of one launched manager.
-
-    Args:
-        supervisor: keeps the envs.
-        rules: of all leases.
-    """
+    """The leases of one launched manager."""
 
     def __init__(self, supervisor: Supervisor, rules: SlotRules) -> None:
         self._supervisor = supervisor

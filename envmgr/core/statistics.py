@@ -211,7 +211,6 @@ class Notes(NamedTuple):
         env_num: how many envs there are; ids from that on are those of spares.
         calls: name, begin and end of each public call.
         phases: (env_id, what its host was at, begin, end).
-        moments: failures, and recoveries.
         done: by host, what it has done.
     """
 

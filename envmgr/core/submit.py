@@ -79,7 +79,6 @@ class _Sent(NamedTuple):
     """Actions that go by message.
 
     Attributes:
-        env_ids: whose.
         tokens: of the requests, by env_id; empty once their replies are awaited.
         requests: what is still to be sent, and to which host.
         unexecuted: envs that are sent nothing, as their hosts are gone.
@@ -613,7 +612,6 @@ class ActionKinds:
     """Writes actions of envs whose action spaces differ into the columns of their kinds.
 
     Args:
-        block: the columns.
         columns: pack the actions of each kind.
         kind_of: the kind of each env; None for those whose steps are not posted.
     """

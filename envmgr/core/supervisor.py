@@ -42,7 +42,6 @@ class Supervisor:
     Args:
         hosts: to speak to hosts.
         rules: of episodes and observations.
-        policy: of failures.
         journal: what is under way in the public call, and what that is about to return.
 
     Attributes:
@@ -50,11 +49,8 @@ class Supervisor:
         states: the state of each env_id.
         envs: the details of each env_id; of spares, see `spares`.
         spares: envs that wait to take the place of others; None if there are none.
-        statistics: counters since launch.
-        repair: what follows failures.
         resets: begins those that users ask for.
         selections: envs that are stepped together.
-        submitter: submits actions.
         collector: finds what has arrived, and hands it out.
         step_on: applies ordinary steps that have come by message, as `ReplyEffects` does.
     """

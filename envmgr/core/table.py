@@ -241,11 +241,9 @@ class EnvTable:
     """What is known of all envs, and of the spares, whose ids follow.
 
     Args:
-        env_num: number of envs.
         spare_num: number of spares.
 
     Attributes:
-        env_num: number of envs.
         states: of each env, as its user sees it.
         phases: what each host is busy with.
         tokens: of the request whose reply is awaited, or that was answered last.
@@ -739,8 +737,6 @@ class ManagedEnv:
     """One env_id: its host, what is under way, and what its user has and is owed.
 
     Attributes:
-        env_id: the id.
-        table: the columns.
         is_spare: the id is that of a spare, which nobody sees: see `spares.Spares`.
         batch: the batched env that it is a row of; None for an env of its own.
         group: the envs that share its host.

@@ -245,23 +245,23 @@ def checked_folder(folder: Any, name: str) -> str:
     return checked
 
 
-def checked_folders(folders: Any, env_num: int, name: str) -> list[str]:
-    """Return one path for each env: several, or one for all.
+def checked_folders(folders: Any, env_num: int) -> list[str]:
+    """Return one path for each env from `replay_path`: several, or one for all.
 
     Raises:
         ConfigError: they are none, or another number.
     """
     if isinstance(folders, (str, bytes, os.PathLike)):
-        return [checked_folder(folders, name)] * env_num
+        return [checked_folder(folders, "replay_path")] * env_num
     try:
         given = read_list(folders)
     except Unreadable as error:
         raise ConfigError(
-            f"{name} should be one folder, or a list with one for each env, but {error}"
+            f"replay_path should be one folder, or a list with one for each env, but {error}"
         ) from error
     if len(given) != env_num:
-        raise ConfigError(f"{name}: {len(given)} paths for {env_num} envs; give one for each")
-    return [checked_folder(folder, f"{name}[{i}]") for i, folder in enumerate(given)]
+        raise ConfigError(f"replay_path: {len(given)} paths for {env_num} envs; give one for each")
+    return [checked_folder(folder, f"replay_path[{i}]") for i, folder in enumerate(given)]
 
 
 def checked_transitions(transitions: Any) -> Any:

@@ -36,7 +36,7 @@ from envmgr.env.old_gym import (
     split_reset,
 )
 from envmgr.env.vector_batch import VectorBatch
-from envmgr.spaces import AgentSpace, has_samples
+from envmgr.spaces import has_samples, is_sampled_alone
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.types import EnvFactory
 
@@ -287,7 +287,7 @@ def sampler_of(env: Any, action_space: Space[Any]) -> Callable[[], Any]:
 
     Those of agents are the env's, which knows who lives.
     """
-    if has_samples(action_space) and not isinstance(action_space, AgentSpace):
+    if is_sampled_alone(action_space):
         return action_space.sample
     return functools.partial(random_action_of, env)
 

@@ -198,8 +198,6 @@ class BatchRow(BaseEnv):
     """One row of a batched env, in the form of an env of its own.
 
     Args:
-        batched: the env.
-        row: which.
         in_episode: of all rows of the env, 1 for those that take actions.
 
     Attributes:

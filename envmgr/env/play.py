@@ -8,7 +8,7 @@ from typing import Any
 
 from envmgr.env import adapt
 from envmgr.env.steps import step_env
-from envmgr.spaces import AgentSpace, has_samples
+from envmgr.spaces import is_sampled_alone
 from envmgr.spaces.legal import legal_sample, mask_in
 from envmgr.types import EnvTimestep
 
@@ -36,9 +36,7 @@ class RandomPlay:
     def __init__(self, env: Any, action_space: Any = None, *, forgives: bool = True) -> None:
         self._env = env
         self._action_space = adapt.spaces_of(env)[1] if action_space is None else action_space
-        self._is_plain = has_samples(self._action_space) and not isinstance(
-            self._action_space, AgentSpace
-        )
+        self._is_plain = is_sampled_alone(self._action_space)
         self._sample = adapt.sampler_of(env, self._action_space)
         self._patience = PATIENCE if forgives else 1
         self._in_a_row = 0

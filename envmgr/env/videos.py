@@ -8,11 +8,10 @@ is known, whoever else records into the same folder, and removed when recording 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import fcntl
 import itertools
 import os
 import re
-import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -22,9 +21,6 @@ from typing import IO, Any
 from envmgr.env.figures import checked_frame
 from envmgr.optional_packages import imported
 from envmgr.untrusted import opened_file
-
-# On Windows nobody can remove a file that is open, which does as well as a lock.
-fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl")
 
 PART = ".mp4.part"
 _SETTINGS = {"preset": "veryfast", "crf": "23", "rc-lookahead": "10", "threads": "1"}
@@ -164,9 +160,6 @@ def _names(folder: str) -> list[str]:
 
 
 def _remove_abandoned(path: str) -> None:
-    if fcntl is None:
-        os.unlink(path)
-        return
     with opened_file(Path(path)) as file:  # a link or a pipe is of nobody who records
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(path)
@@ -176,8 +169,6 @@ def _opened_part(folder: str) -> tuple[str, IO[bytes]]:
     """Return the path of a new file and the file, which is locked as long as it is open."""
     for path in _new_paths(folder):
         file = open(path, "xb")  # noqa: SIM115 - closed by the video
-        if fcntl is None:
-            return path, file
         with contextlib.suppress(OSError):  # a file system without locks: nobody can sweep it
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:

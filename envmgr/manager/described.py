@@ -30,7 +30,6 @@ class DescribedEnvs:
         spaces: the observation and the action space of each that has described itself.
         forms: stacks observations of them.
         action_checks: the check of each env's actions; None if nothing is checked.
-        samplers: draws random actions.
     """
 
     def __init__(

@@ -909,7 +909,8 @@ class EnvManager:
                 "envs with context: fork cannot be leased: a process with threads does not fork "
                 "safely. Use context: server, which is as fast."
             )
-        lessor = Lessor(self._owner, self._close_after_failure)
+        close = partial(self._discard_engine, self._config.close_timeout)
+        lessor = Lessor(self._owner, close)
         return Lease(lessor, episode_timeout_s, acquire_timeout_s)
 
     def _owner(self) -> Owner:
@@ -930,9 +931,6 @@ class EnvManager:
         if not running.is_launched:
             with running.calling:  # which refuses all calls, and says why
                 pass
-
-    def _close_after_failure(self) -> None:
-        self._discard_engine(self._config.close_timeout)
 
     def fileno(self) -> int:
         """Return an fd that is readable while timesteps have arrived which nobody has gathered.
@@ -1428,7 +1426,7 @@ class EnvManager:
         Raises:
             EnvFailure: an env cannot: it gives no frames, PyAV (extra `video`) is not installed.
         """
-        paths = validate.checked_folders(replay_path, self.env_num, "replay_path")
+        paths = validate.checked_folders(replay_path, self.env_num)
         before, self._replay_paths = self._replay_paths, paths
         if self._running.is_launched:
             ids, payloads = list(range(self.env_num)), replay_payloads(paths)

@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(AbstractContextManager[Supervisor]):
-    """What a public call enters where there can be none now: raises an error.
-
-    Args:
-        kind: of the error.
-        text: of the error.
-    """
+    """What a public call enters where there can be none now: raises an error."""
 
     def __init__(self, kind: type[EnvManagerError], text: str) -> None:
         self._kind = kind
@@ -47,9 +42,6 @@ class Refusal(AbstractContextManager[Supervisor]):
 
 class Refusals:
     """What public calls enter while a manager is not launched.
-
-    Args:
-        kind: of the errors.
 
     Attributes:
         not_launched: before the launch.

@@ -19,11 +19,7 @@ LAUNCHING = thread_name("launching")
 
 
 class _Job:
-    """Something that a thread does for the coroutine that makes this.
-
-    Args:
-        function: does it.
-    """
+    """Something that a thread does for the coroutine that makes this."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function

@@ -8,7 +8,7 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,27 +57,23 @@ class Normalization:
     Args:
         config: of the manager.
         env_num: how many envs.
-        clock: monotonic seconds.
 
     Attributes:
         frozen: the statistics stay as they are, as for evaluation.
     """
 
-    def __init__(
-        self, config: ManagerConfig, env_num: int, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, config: ManagerConfig, env_num: int) -> None:
         self._with_obs, self._with_reward = config.normalize_obs, config.normalize_reward
         self._with_episodes = config.episode_statistics
         self._needs_rewards = self._with_reward or self._with_episodes
         self._section = section = config.normalization or NormalizationSection()
-        self._clock = clock
         self.frozen = section.frozen
         self._space: Any = None
         self._codec = codec_of(None)
         self._paths: list[Any] = []
         self._given: dict[str, Moments] | None = None  # loaded before the space is known
         self._pending: tuple[Fate | None, State] | None = None
-        self._state = no_state(env_num, clock())
+        self._state = no_state(env_num, monotonic())
 
     # -- for the manager --------------------------------------------------------------------
 
@@ -137,7 +133,7 @@ class Normalization:
 
     def begin(self, env_ids: Sequence[int]) -> None:
         """These envs are reset without a timestep that says so."""
-        self._state = self._settled().begun(list(env_ids), self._clock())
+        self._state = self._settled().begun(list(env_ids), monotonic())
 
     def owed(self, env_ids: Iterable[int]) -> None:
         """Timesteps of these envs that were handed out will be handed out again."""
@@ -240,7 +236,7 @@ class Normalization:
         if rewards is not None:
             columns = ids[new], rewards[new]
             if self._with_episodes:
-                now = self._clock()
+                now = monotonic()
                 state, ended = state.with_episodes(*columns, normal[new], done[new], now)
                 episodes |= ended
             if self._with_reward:

@@ -33,7 +33,6 @@ class Endpoint:
     """Shows the board of a manager to who asks for `/metrics`.
 
     Args:
-        port: to listen on.
         board: returns the board; None once there is none.
 
     Attributes:

@@ -61,8 +61,6 @@ class EpisodeLog:
     once.
 
     Args:
-        path: of the file.
-        env_num: how many envs.
         clock: monotonic seconds.
     """
 
@@ -91,9 +89,9 @@ class EpisodeLog:
         """
         if self._fd is not None:
             return
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         try:  # a pipe that nobody reads is refused rather than waited for
-            fd = os.open(self._path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+            fd = os.open(self._path, flags | os.O_NONBLOCK, 0o666)
         except (OSError, ValueError) as error:  # ValueError: a NUL
             raise self._refused(str(error)) from error
         if not stat.S_ISREG(os.fstat(fd).st_mode):

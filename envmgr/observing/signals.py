@@ -7,7 +7,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -102,9 +101,7 @@ def showing_crashes() -> Iterator[None]:
 
 def _install(signal_number: int | None, file: str | None) -> tuple[int, Any]:
     """Set the handler; return the signal, and the handler that was there."""
-    number = getattr(signal, "SIGUSR1", None) if signal_number is None else signal_number
-    if number is None:
-        raise ConfigError(f"there is no SIGUSR1 on {sys.platform}: name another signal")
+    number: int = signal.SIGUSR1 if signal_number is None else signal_number
     try:
         before = signal.getsignal(number)
     except Exception as error:  # also what odd numbers raise

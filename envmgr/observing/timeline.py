@@ -33,11 +33,7 @@ _MOST_US = 1e18
 
 
 def trace_of(notes: Notes) -> dict[str, Any]:
-    """Return a timeline as the value of a JSON file.
-
-    Args:
-        notes: of a launch.
-    """
+    """Return a timeline as the value of a JSON file."""
     events = [*_names(notes), *_happened(notes)]
     return {
         "traceEvents": events,

@@ -40,10 +40,6 @@ _NAMES = {
 
 def is_possible() -> bool:
     """Whether there is a terminal, for the table and for keys."""
-    try:
-        import termios  # noqa: F401 - not on Windows
-    except ImportError:
-        return False
     dumb = os.environ.get("TERM", "dumb") == "dumb"
     return sys.stdin.isatty() and sys.stdout.isatty() and not dumb
 

@@ -36,7 +36,6 @@ class Sample(msgspec.Struct, gc=False, frozen=True):
     Attributes:
         elapsed_s: when.
         steps: timesteps.
-        failures: of envs.
         policy_s: seconds in the policy.
         trainer_cpu_s: seconds that the trainer's main thread has computed.
         trainer_queued_s: seconds that it was queued for a core; None where the system does not say.

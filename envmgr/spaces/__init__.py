@@ -12,7 +12,7 @@ if they are not too long for it: observations that have no other parts than arra
 
 from __future__ import annotations
 
-from envmgr.spaces.agents import AgentSpace
+from envmgr.spaces.agents import AgentSpace, is_sampled_alone
 from envmgr.spaces.batches import (
     as_batch,
     concatenated,
@@ -62,6 +62,7 @@ __all__ = [
     "has_floats",
     "has_samples",
     "indexed",
+    "is_sampled_alone",
     "leafwise",
     "merged_axes",
     "objects",

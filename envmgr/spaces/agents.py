@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from envmgr.spaces.codec import ActionCheck, Codec
 from envmgr.spaces.codecs import CODECS, codec_of
-from envmgr.spaces.equality import same_space
+from envmgr.spaces.equality import has_samples, same_space
 from envmgr.spaces.layouts import Leaf
 from envmgr.spaces.legal import legal_sample, mask_in
 from envmgr.spaces.reading import short_text
@@ -104,6 +104,11 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
             agents_of.setdefault(str(space), []).append(agent)
         parts = [f"{', '.join(map(repr, agents))}: {space}" for space, agents in agents_of.items()]
         return f"AgentSpace({'; '.join(parts)})"
+
+
+def is_sampled_alone(space: Any) -> bool:
+    """Whether values of a space can be drawn from itself, whoever is in the env."""
+    return has_samples(space) and not isinstance(space, AgentSpace)
 
 
 class _AgentsCodec(Codec):

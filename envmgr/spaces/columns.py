@@ -44,7 +44,6 @@ class ActionColumns:
     """Packs actions of one space into one array `(k, *shape)` per leaf.
 
     Args:
-        layout: of the actions.
         bounds: of each leaf; None where actions are not checked.
         converted: what the envs make of an action, None if it is refused; None if they take
             actions as they come.

@@ -48,7 +48,6 @@ class Leaf:
     Attributes:
         path: where it sits in the value; empty if the value is this array.
         shape: its shape; `()` for Discrete.
-        dtype: its dtype.
         is_number: its value is a numpy number, as Discrete's, and not an array of shape `()`.
         check: raises ValueMismatchError unless it is given an object that is as it should be, and
             its path; None for arrays.
@@ -117,11 +116,7 @@ class TextLeaf(Leaf):
 
 
 class TextReader:
-    """Reads texts that are in shared memory; of those that are the same it makes one object.
-
-    Args:
-        leaf: which texts.
-    """
+    """Reads texts that are in shared memory; of those that are the same it makes one object."""
 
     def __init__(self, leaf: TextLeaf) -> None:
         self._max_bytes = leaf.max_bytes

@@ -126,7 +126,6 @@ class Trial:
     """One env, stepped with random actions.
 
     Attributes:
-        problems: what was found.
         is_seeded: whether the env takes seeds.
         sums: checksums of the observations and rewards, in order.
     """

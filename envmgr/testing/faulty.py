@@ -67,12 +67,8 @@ def hang_holding_gil(limit_s: float = _HANG_S) -> None:
 
     Only what cannot be blocked (SIGKILL, SIGSTOP) ends it; and its limit, with exit code 70.
     """
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    if sys.platform == "win32":
-        ctypes.PyDLL("kernel32").Sleep(int(limit_s * 1000))
-    else:
-        ctypes.PyDLL(None).sleep(int(limit_s))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.PyDLL(None).sleep(int(limit_s))
     os._exit(70)
 
 
@@ -85,7 +81,7 @@ def worker_channel() -> Any:
     """Return the connection to its manager of the worker process that this code runs in.
 
     Returns:
-        A `Channel`; None outside of worker processes, and outside of their main thread.
+        A `FrameChannel`; None outside of worker processes, and outside of their main thread.
     """
     frame = sys._getframe()
     while frame.f_code.co_name != "run_worker":
@@ -95,7 +91,7 @@ def worker_channel() -> Any:
     return frame.f_locals.get("channel")
 
 
-def write_garbage(data: bytes = b"this is not a frame: " + bytes(range(256))) -> None:
+def write_garbage() -> None:
     """Write into this worker's connection to its manager what is no message.
 
     Raises:
@@ -104,7 +100,7 @@ def write_garbage(data: bytes = b"this is not a frame: " + bytes(range(256))) ->
     channel = worker_channel()
     if channel is None:
         raise FaultError("there is no connection to a manager here: this is not a worker process")
-    os.write(channel.fds[-1], data)
+    os.write(channel.fds[-1], b"this is not a frame: " + bytes(range(256)))
 
 
 def _raise_local_class(_: Any) -> None:

@@ -47,9 +47,6 @@ class Vulnerable:
     """A factory of envs whose workers can be made to exit, hang and send garbage.
 
     Without effect outside of worker processes. Can be pickled if the factory inside can.
-
-    Attributes:
-        factory: builds the env.
     """
 
     factory: Callable[[], Any]

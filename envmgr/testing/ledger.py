@@ -74,7 +74,6 @@ class _Account:
     """What is known of one env_id.
 
     Attributes:
-        env_id: the id.
         pending: whether an action is under way.
         action: its checksum.
         latest: the mark of the newest normal timestep.

@@ -84,7 +84,6 @@ class Signer:
     """Counts the resets and steps of one env object, and makes its marks.
 
     Args:
-        env_id: the env.
         spaces: returns the observation and the action space; called once, when they are needed.
     """
 

@@ -48,9 +48,8 @@ class _Before(NamedTuple):
 class Alarm:
     """Raises `TimeIsUp` in code that takes too long, and puts back what was there before.
 
-    It works only in the main thread, on POSIX systems; elsewhere nothing is set. If an interrupt
-    keeps something from being put back, `restore` does it. A handler or a timer that the code
-    itself has set stays.
+    It works only in the main thread; in others nothing is set. If an interrupt keeps something from
+    being put back, `restore` does it. A handler or a timer that the code itself has set stays.
 
     Attributes:
         before: what was there before, to be put back; None if nothing is to be.
@@ -72,7 +71,7 @@ class Alarm:
         self.restore()
         self.where = ""
         main = threading.current_thread() is threading.main_thread()
-        if limit_s is None or not main or not hasattr(signal, "setitimer"):
+        if limit_s is None or not main:
             code()
             return False
         try:

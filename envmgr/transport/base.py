@@ -56,7 +56,6 @@ class TimedOut(NamedTuple):
 
     Attributes:
         request_id: the request that took too long.
-        limit_s: the limit.
         where: the stack of the env when it was stopped.
     """
 

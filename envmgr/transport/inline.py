@@ -67,12 +67,9 @@ class InlineTransport(Transport):
     of the others; steps that are posted in the block are taken for all of them together. With time
     limits on steps or resets they go by message, which is when an alarm can be set for each.
 
-    Time limits: in the main thread of POSIX systems an alarm interrupts the env's code. Elsewhere,
-    and in C code that does not return to Python, the limit is only noticed afterwards; either way
-    the env is given up, as with every other transport.
-
-    Args:
-        deadlines: time limits.
+    Time limits: in the main thread an alarm interrupts the env's code. In other threads, and in C
+    code that does not return to Python, the limit is only noticed afterwards; either way the env is
+    given up, as with every other transport.
     """
 
     works_alone = False

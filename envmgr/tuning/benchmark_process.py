@@ -41,7 +41,6 @@ class Contestant:
     Args:
         peer: which; None is envmgr with `config`.
         factories: of the envs; a peer has as many of the first.
-        config: of envmgr's manager.
         limit_s: how long the start, or what goes beyond the time of a measurement, may take.
         policy_of: of envmgr; see `Course`.
 

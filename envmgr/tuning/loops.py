@@ -41,8 +41,6 @@ class _VectorLoop:
     """What the loops have in common: envs are built, begin episodes, and are closed.
 
     Args:
-        build: builds the envs.
-        env_num: how many.
         actions: endless batches.
     """
 
@@ -69,8 +67,6 @@ class GymnasiumLoop(_VectorLoop):
     """A vector env of gymnasium's kind, by default in the mode where a call after an end resets.
 
     Args:
-        build: builds it.
-        env_num: how many envs.
         actions: endless batches.
         resets_at_once: it is in the mode in which every call steps every env.
     """
@@ -109,8 +105,6 @@ class TianshouLoop(_VectorLoop):
     """A vector env of tianshou's kind. Its caller resets envs, as tianshou's own collector does.
 
     Args:
-        build: builds it.
-        env_num: how many envs.
         actions: endless batches.
         gathers_some: it has a `wait_num`: those go on that have arrived.
     """

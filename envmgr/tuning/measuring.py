@@ -12,7 +12,7 @@ from envmgr.errors import EnvManagerError, NothingReadyError
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import ManagerLoop
 from envmgr.shortcuts import create_env_manager
-from envmgr.spaces import AgentSpace, has_samples
+from envmgr.spaces import is_sampled_alone
 from envmgr.spaces.legal import has_mask
 from envmgr.tuning.settings import Setting
 from envmgr.types import EnvFactory
@@ -44,9 +44,7 @@ class Course:
     """A launched manager with one setting, that can be stepped for a while again and again.
 
     Args:
-        setting: what to set.
         config: all else of the manager's config.
-        factories: of the envs.
         policy_of: returns the policy for a launched manager; None acts at random, at no cost.
 
     Attributes:
@@ -119,7 +117,7 @@ def stepped_for(step: Callable[[], int], seconds: float) -> float:
 def drawn_before(manager: EnvManager) -> Act:
     """Return a policy that takes random actions which were drawn before, where that can be done."""
     space = manager.action_space
-    if not is_plain(space) or has_mask(manager.observation_space):  # only the envs know which
+    if not is_sampled_alone(space) or has_mask(manager.observation_space):  # the envs know which
         return ManagerLoop(manager).random_actions
     actions = itertools.cycle([space.sample() for _ in range(_ACTIONS)])
     return lambda obs: {i: next(actions) for i in obs}
@@ -131,7 +129,6 @@ class Stable:
     A setting that cannot be run has the rate 0, and its error is kept.
 
     Args:
-        open_course: launches one.
         say: told which setting it is.
 
     Attributes:
@@ -174,11 +171,6 @@ class Stable:
             self.drop(setting)
 
 
-def is_plain(space: Any) -> bool:
-    """Whether values of a space can be drawn from itself, whoever is in the env."""
-    return has_samples(space) and not isinstance(space, AgentSpace)
-
-
 def random_steps(env: Any, seconds: float) -> Profile:
     """Profile an env where it is; for `manager.apply`."""
-    return profile_env(as_blocking(env), None, seconds)
+    return profile_env(as_blocking(env), seconds)

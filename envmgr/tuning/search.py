@@ -31,7 +31,6 @@ class Measured(Generic[T]):
     """What was measured of one setting, or of whatever else is compared.
 
     Attributes:
-        setting: the setting.
         rates: steps per second, by lap.
         ratios: how it did beside the first setting, by lap; see `compare`.
     """

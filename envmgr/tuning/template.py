@@ -29,7 +29,6 @@ class Tried(NamedTuple):
         profile: figures of a `Profile`.
         spaces: of observations and actions, as text.
         n_steps: how many steps were taken through a manager.
-        render_modes: that it has.
         allow_import: modules that had to be allowed.
         loses_workers: whether it has ended its process, or had to be ended with it.
         where: where the config can be run, if that is not everywhere: a sentence.

@@ -32,7 +32,6 @@ class Row:
     """What is known of a setting.
 
     Attributes:
-        setting: the setting.
         measured: steps per second, at the pace of all laps; None if it was not measured.
         ratio: how it did beside the present setting, the median over laps.
         spread: half of the middle range of those ratios, as a part of their median.
@@ -55,10 +54,8 @@ class Tuned:
     """What came of tuning.
 
     Attributes:
-        profile: of one env.
         worker_bytes: memory of a worker with one env, not shared with others; None if unknown.
         now: the present setting.
-        best: the best one.
         rows: of all settings; those that were measured first, the fastest of them first.
         changes: keys of the manager's config for the best setting.
     """

@@ -82,9 +82,7 @@ class BoardPlan(NamedTuple):
     Attributes:
         pid: of the trainer.
         kind: `manager.type`.
-        env_num: envs.
         total: envs and spares.
-        n_hosts: hosts.
         latencies: numbers of `wire.latencies` of each env and kind; 0 if none are measured.
         number: grows with each launch in the trainer's process, so that managers can be told apart.
     """

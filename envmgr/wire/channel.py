@@ -1,8 +1,7 @@
 """Frames over the two ends of a connection to a host.
 
-On POSIX the connection is a pair of pipes, which cost half of what a socket pair does. The parent's
-ends never block, so that a host which does not read cannot hold the trainer up. Elsewhere it is a
-duplex pipe: see `pipe_channel`.
+A connection is a pair of pipes, which cost half of what a socket pair does. The parent's ends never
+block, so that a host which does not read cannot hold the trainer up.
 """
 
 from __future__ import annotations

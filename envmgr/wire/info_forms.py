@@ -941,12 +941,7 @@ class RecordTable:
 
 
 class RecordRow(NamedTuple):
-    """The info of a row, until it is asked for.
-
-    Attributes:
-        records: where it is.
-        row: which one.
-    """
+    """The info of a row, until it is asked for."""
 
     records: RecordTable
     row: int

@@ -220,10 +220,8 @@ class RemoteFailure:
     """A failure in a host, as text: exceptions are never rebuilt by class in the parent.
 
     Attributes:
-        kind: why.
         during: "construction", "reset", "step", "call" or "close".
         type_name: qualified name of the exception's class; empty if there was none.
-        message: its text.
         traceback_text: the formatted traceback, with causes; empty if there was none.
         info: the env's own info, for ABNORMAL.
         of_batch: it is a batched env that has failed, and all rows of it with this one.

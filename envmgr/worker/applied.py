@@ -38,7 +38,6 @@ class EnvFunction:
     Pickled whole where its module cannot be imported, as with a script's `__main__`.
 
     Args:
-        function: the function.
         args: what it is given besides the env.
     """
 

@@ -89,7 +89,6 @@ class RowRunner(EnvRunner):
     """Runs one row of a batched env, from when it is opened until it is closed.
 
     Args:
-        env: the row.
         context: what its host gives it.
         batch: has steps and resets run.
 
@@ -220,7 +219,6 @@ class BatchRunner:
 
     Args:
         batch: which env_ids the rows are.
-        spec: builds the env.
         context: what its rows are given by their host.
 
     Attributes:
@@ -654,7 +652,6 @@ class ColumnSteps:
     envs of 32 rows, and 2.9 times where one in nine steps ends an episode.
 
     Args:
-        batch: runs the env.
         block_rows: those of all of its rows.
 
     Attributes:

@@ -107,10 +107,8 @@ class EnvRunner:
         context: what its host gives it.
 
     Attributes:
-        env: the env.
         spaces: those of observations, actions and rewards.
         step_result: takes one action in the env.
-        writer: writes its observations.
         reset_env: resets the env, given that and its reset params, as `adapt.reset_env` does.
         plan: what the host does by itself when an episode ends.
         episodes: how many have ended.

@@ -231,7 +231,6 @@ class _Noted(Coroutine[Any, Any, T]):
     """Steps as a coroutine; somebody is told when they are run, and whose they are.
 
     Args:
-        inside: the steps.
         note: is told.
         number: which env's it is, as `WorkerLoop.note_running` is told.
     """

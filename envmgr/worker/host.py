@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from envmgr.env import adapt
 from envmgr.env.async_env import close_async
-from envmgr.env.batch_specs import Batch
 from envmgr.env.contract import EnvContractError, awaited, env_name
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.spaces.interrupts import pass_interrupt_on
@@ -70,7 +69,6 @@ class Host:
         factories: by env_id; each builds one env, when HELLO or RENEW says so.
         settings: see `HostSettings`.
         encode: turns a reply into what is sent; raises FrameError for what cannot be sent.
-        send: sends it.
         memory: opens the shared memory when observations are placed in it.
         rss_bytes: resident memory of this process.
         stepper: takes the steps that are posted in the block; None where there is none.
@@ -120,7 +118,9 @@ class Host:
             for env_id, factory in factories.items()
         }
         self._batches = [
-            _batch_runner_class(batch)(batch, factories[batch.first], context)
+            (BatchRunner if batch.batch_size is None else AsyncBatchRunner)(
+                batch, factories[batch.first], context
+            )
             for batch in settings.batches
             if batch.first in factories
         ]
@@ -211,10 +211,6 @@ class Host:
         return self._wants_recycling
 
 
-def _batch_runner_class(batch: Batch) -> type[BatchRunner]:
-    return BatchRunner if batch.batch_size is None else AsyncBatchRunner
-
-
 # -- one env ------------------------------------------------------------------------------------
 
 
@@ -222,7 +218,6 @@ class HostedEnv:
     """What serves an env_id: builds its env, and runs requests against it.
 
     Args:
-        env_id: the env's id.
         factory: builds the env; called by HELLO and RENEW.
         context: what its host gives it.
         memory: opens the shared memory when observations are placed in it.
@@ -231,9 +226,6 @@ class HostedEnv:
         runner_of: returns the runner of an env that was built.
         envs_in_use: the env objects that are in use.
         loop: runs async envs; None where there can be none.
-
-    Attributes:
-        env_id: the env's id.
     """
 
     def __init__(

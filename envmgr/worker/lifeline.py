@@ -59,8 +59,7 @@ def _close_in_fork() -> None:
     _NOT_FOR_FORKS.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_fork)
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def _opened_anew(read_fd: int) -> int:

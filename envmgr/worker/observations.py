@@ -85,7 +85,6 @@ class ObservationWriter:
 
     Args:
         space: the observation space; None checks nothing.
-        rules: how to check.
         on_cast: called with a text for each leaf whose dtype is cast.
 
     Attributes:

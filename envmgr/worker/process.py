@@ -24,12 +24,11 @@ import numpy as np
 from envmgr.errors import ConfigError
 from envmgr.proc import resident_bytes
 from envmgr.types import EnvFactory
-from envmgr.wire.channel import ChannelClosedError
+from envmgr.wire.channel import ChannelClosedError, FrameChannel
 from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings, WorkerSettings, WorkerSetup, hellos
 from envmgr.wire.large_messages import LargeMessageBuffer
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
-from envmgr.wire.pipe_channel import Channel
 from envmgr.worker import crash_report, log_file, process_name
 from envmgr.worker.block_steps import BlockStepper, block_stepper
 from envmgr.worker.event_loop import WorkerLoop
@@ -91,16 +90,14 @@ def replace_environment(target: MutableMapping[str, str], source: Mapping[str, s
 
 def isolate_process() -> None:
     """Leave the reach of the trainer's terminal, and get randomness of one's own."""
-    if hasattr(os, "setsid"):
-        with contextlib.suppress(PermissionError):  # already the leader of its session
-            os.setsid()
+    with contextlib.suppress(PermissionError):  # already the leader of its session
+        os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform != "win32":
-        # Envs have processes of their own to wait for, whatever the trainer does with its children.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        signal.set_wakeup_fd(-1)
+    # Envs have processes of their own to wait for, whatever the trainer does with its children.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.set_wakeup_fd(-1)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the trainer has none; its envs may print all the same
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for good
@@ -135,7 +132,7 @@ def flush_streams() -> None:
 
 def kill_own_group() -> None:
     """Kill this process and those of its session; never returns."""
-    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+    if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
@@ -147,7 +144,7 @@ _CLOSED = (
 
 
 def run_worker(
-    channel: Channel,
+    channel: FrameChannel,
     fds: tuple[int, ...],
     factories: Mapping[int, EnvFactory] | None = None,
     report_fd: int | None = None,
@@ -204,7 +201,9 @@ def run_worker(
     return 0
 
 
-def _report_unreadable_settings(setup: WorkerSetup, error: Exception, channel: Channel) -> None:
+def _report_unreadable_settings(
+    setup: WorkerSetup, error: Exception, channel: FrameChannel
+) -> None:
     """Report for every env that it cannot be built."""
     text = f"the settings cannot be unpickled: {type(error).__name__}: {error}"
     failure = RemoteFailure(FailureKind.PROTOCOL, "construction", message=text)

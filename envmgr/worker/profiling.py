@@ -266,14 +266,11 @@ class Profile(NamedTuple):
         }
 
 
-def profile_env(
-    env: Any, params: Mapping[str, Any] | None, seconds: float, play: RandomPlay | None = None
-) -> Profile:
+def profile_env(env: Any, seconds: float, play: RandomPlay | None = None) -> Profile:
     """Take random steps in an env, and reset it where an episode ends.
 
     Args:
         env: as `adapt.as_base_env` returns it; it is reset here first.
-        params: of its resets.
         seconds: when to stop; at least one step and one reset are measured.
         play: takes the steps; None: a new one.
 
@@ -281,8 +278,8 @@ def profile_env(
         Exception: whatever the env raises, again and again.
     """
     play = RandomPlay(env) if play is None else play
-    play.reset(params)
-    profile = run_profile(*_functions_of(play, params), seconds)
+    play.reset()
+    profile = run_profile(*_functions_of(play, None), seconds)
     return profile._replace(n_failed=play.n_failed, failure=play.failure)
 
 

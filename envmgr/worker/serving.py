@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from envmgr.wire.channel import BELL_VALUE_ASKED, ChannelClosedError
+from envmgr.wire.channel import BELL_VALUE_ASKED, ChannelClosedError, FrameChannel
 from envmgr.wire.frames import Frame, FrameError, encode
 from envmgr.wire.hosts import HostSpec, hellos
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
-from envmgr.wire.pipe_channel import Channel
 from envmgr.worker.block_steps import BlockStepper, block_stepper
 from envmgr.worker.copies import copied_reply
 from envmgr.worker.event_loop import WorkerLoop
@@ -126,11 +125,10 @@ class ConnectionInbox:
     """The messages that come over a connection, and bells.
 
     Args:
-        channel: the connection.
         bell: an eventfd that is rung; None if bells come over the connection.
     """
 
-    def __init__(self, channel: Channel, bell: int | None = None) -> None:
+    def __init__(self, channel: FrameChannel, bell: int | None = None) -> None:
         self.channel = channel
         self.fds: tuple[int, ...] = (channel.fileno(),)
         self._bell = bell

@@ -77,7 +77,6 @@ class MessageSink:
 
     Args:
         encode: turns a reply into what is sent; raises FrameError for what cannot be sent.
-        send: sends it.
         settings: says which operations are announced, and which exceptions are not the env's.
     """
 
@@ -201,9 +200,6 @@ class BlockSink(MessageSink):
     """Answers in a row of the shared block; the key of a request is its token.
 
     Args:
-        block: the columns.
-        row: the env's row.
-        env_id: the env.
         messages: sends what the block has no room for.
         note_running: called with the row when its env begins with a reset.
         forms: what the host knows of forms of infos.

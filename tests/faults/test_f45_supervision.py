@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ import pytest
 from envmgr.errors import EnvCrash
 from envmgr.transport.process import multiprocessing_spawner
 from envmgr.transport.process.server_spawner import ServerSpawner
-from envmgr.transport.process.spawner import SIGKILL
 from tests.contract.envs import Do, seen
 from tests.contract.harness import (
     ALL_MESSAGE,

@@ -14,6 +14,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from signal import SIGKILL
 from typing import Any
 
 import gymnasium
@@ -28,7 +29,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.spaces import Array, TextLeaf
 from envmgr.transport.base import HostDied
-from envmgr.transport.process.spawner import SIGKILL, Spawner
+from envmgr.transport.process.spawner import Spawner
 from envmgr.transport.process.transport import ProcessTransport
 from envmgr.types import EnvTimestep
 from envmgr.wire.arenas import arena_arrays

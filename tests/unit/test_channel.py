@@ -6,7 +6,6 @@ import itertools
 import os
 import tracemalloc
 from collections.abc import Iterator
-from multiprocessing import Pipe
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from envmgr.wire.channel import ChannelClosedError, FrameChannel
 from envmgr.wire.frames import FrameError, encode, split_frame
 from envmgr.wire.messages import Message, Op
-from envmgr.wire.pipe_channel import PipeChannel
 
 GARBAGE = b"this is not a frame at all, it is text"
 
@@ -310,54 +308,6 @@ def test_a_garbled_header_after_half_a_frame_is_found(ends: Any) -> None:
     assert received(parent) == []
     write(host, encode(message(1))[30:] + GARBAGE)
     assert received(parent) == [message(1)]
-    with pytest.raises(FrameError):
-        parent.receive()
-
-
-# -- pipes of multiprocessing ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def pipes() -> Iterator[tuple[PipeChannel, PipeChannel]]:
-    one, other = Pipe()
-    pair = PipeChannel(one, blocking=False), PipeChannel(other, blocking=True)
-    yield pair
-    for end in pair:
-        end.close()
-
-
-def test_pipes_carry_frames_too(pipes: Any) -> None:
-    parent, host = pipes
-    assert received(parent) == []
-    host.send(encode(message(1)))
-    host.send(encode(message(2)))
-    assert received(parent) == [message(1)]
-    assert received(parent) == [message(2)]
-    assert received(parent) == []
-    parent.send(encode(message(3)))
-    assert received(host) == [message(3)]
-    assert not parent.has_unsent
-    parent.flush()
-    assert parent.fds == (parent.fileno(),) == (parent.write_fd,)
-
-
-def test_the_end_of_a_pipe(pipes: Any) -> None:
-    parent, host = pipes
-    host.send(encode(message(1)))
-    host.close()
-    assert received(parent) == [message(1)]
-    with pytest.raises(ChannelClosedError):
-        parent.receive()
-    with pytest.raises(ChannelClosedError):
-        parent.send(encode(message(1)))
-
-
-@pytest.mark.parametrize(
-    "data", [GARBAGE, encode(message()) + b"x", encode(message())[:-1], b"x"], ids=len
-)
-def test_what_is_not_exactly_one_frame_in_a_pipe_is_a_frame_error(pipes: Any, data: bytes) -> None:
-    parent, host = pipes
-    host._connection.send_bytes(data)
     with pytest.raises(FrameError):
         parent.receive()
 

@@ -270,7 +270,7 @@ class TestModulesBesideTheFirstConfig:
         monkeypatch.syspath_prepend(str(run))
         assert "may not import" in self.refusal(run), "to be found is not to be allowed"
         allowed = {"allow_imports": ["in_the_run"]}
-        resolve_config_of_run(run / "config.yaml", **allowed)
+        resolve_config_of_run(run / "config.yaml", (), allowed)
         sys.modules.pop("in_the_run", None)
 
     def test_nor_is_it_an_installed_package(
@@ -284,7 +284,7 @@ class TestModulesBesideTheFirstConfig:
         monkeypatch.chdir(run)
         monkeypatch.syspath_prepend(str(run))  # as `python -m envmgr` has it
         with pytest.raises((ConfigError, MissingDependencyError), match="ale"):
-            resolve_config_of_run("config.yaml")
+            resolve_config_of_run("config.yaml", (), {})
         assert "ale_py" not in sys.modules
 
     def test_the_command_that_goes_on_names_them_where_they_are_needed(

@@ -265,7 +265,7 @@ def test_an_actor_that_is_importing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         assert go.wait(PATIENCE_S)
 
     monkeypatch.setattr(ServerSpawner, "preload", hang)
-    settings = ActorSettings(WorkerSettings(), True, ("json",), 9.0, (), shared_memory=False)
+    settings = ActorSettings(WorkerSettings(), True, ("json",), 9.0, shared_memory=False)
     actor = HostActor(settings, Node("node1", "10.0.0.1", 1, False))
     assert came.wait(PATIENCE_S)
     assert "importing" in actor.whereabouts(1)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from envmgr import shared_caps
 from envmgr.errors import CapMismatchError, SharedCapError
 from envmgr.shared_caps import SharedUnits, own_folder
 
@@ -170,12 +169,6 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
     monkeypatch.undo()
     assert held.take()
     held.release()
-
-
-def test_where_there_are_no_such_locks_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_caps, "fcntl", None)
-    with pytest.raises(SharedCapError, match="flock"):
-        SharedUnits({"browser": 1}, 1).take()
 
 
 # -- which folder ---------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,14 +15,8 @@ from typing import Any
 
 import pytest
 
-from envmgr.transport.process.server_link import ServerLink
-
-if sys.platform == "win32":
-    pytest.skip("there are no worker servers", allow_module_level=True)
-
-import resource
-
 from envmgr.transport.process import server, template_servers
+from envmgr.transport.process.server_link import ServerLink
 
 needs_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there are no pidfds")
 PATIENCE_S = 20.0

@@ -31,7 +31,6 @@ class Finding:
     Attributes:
         part: which part, such as "determinism".
         level: how much it matters.
-        text: what was found.
         advice: what to do; empty if nothing.
         figures: what was measured, as values that JSON holds.
     """

@@ -303,7 +303,7 @@ def reset_with(factory: Factory, params: dict[str, Any]) -> None:
 def pace(factory: Factory, seconds: float) -> dict[str, Any]:
     """Return how long steps and resets take."""
     with _env_of(factory) as env:
-        return profile_env(env, None, seconds, _play_of(env)).as_dict()
+        return profile_env(env, seconds, _play_of(env)).as_dict()
 
 
 class Endured(NamedTuple):
@@ -311,7 +311,6 @@ class Endured(NamedTuple):
 
     Attributes:
         asked: how many of this process.
-        n_steps: steps taken.
         cut: episodes that had not ended after `LONGEST_EPISODE` steps.
         samples: pairs of the number of episodes and what the process had then.
     """

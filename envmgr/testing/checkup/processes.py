@@ -43,7 +43,7 @@ def release_free_memory() -> None:
     Else that is what a leak fills first, and nothing grows: an env that was closed before in the
     same process may have left hundreds of MB of it.
     """
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # the last on Windows
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 

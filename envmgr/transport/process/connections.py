@@ -16,10 +16,9 @@ from envmgr.transport.base import Arrival, Garbage
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.ready import ReadySet, await_any
 from envmgr.wire.block import items
-from envmgr.wire.channel import ChannelClosedError, Incoming
+from envmgr.wire.channel import ChannelClosedError, FrameChannel, Incoming
 from envmgr.wire.frames import Frame, FrameError
 from envmgr.wire.large_messages import IN_BUFFER, LargeMessageBuffers
-from envmgr.wire.pipe_channel import Channel
 
 
 class _Writing(NamedTuple):
@@ -42,9 +41,6 @@ class _Writing(NamedTuple):
 class _Reading:
     """What is being read from several channels.
 
-    Args:
-        channels: which.
-
     Attributes:
         found: the bytes of each channel, as far as it was tried.
         came: what they are, once all were read.
@@ -62,14 +58,13 @@ class _Came(NamedTuple):
     """What was read from several channels, and has not been stored yet.
 
     Attributes:
-        arrivals: what has arrived.
-        incoming: the new values of `Channel.incoming`, where that changes.
+        incoming: the new values of `FrameChannel.incoming`, where that changes.
         ruined: hosts that have to be ended.
         in_buffers: frames whose messages were in the buffers of their hosts.
     """
 
     arrivals: deque[tuple[int, Arrival]]
-    incoming: list[tuple[Channel, Incoming]]
+    incoming: list[tuple[FrameChannel, Incoming]]
     ruined: dict[int, Garbage | None]
     in_buffers: list[tuple[Frame, int]]
 
@@ -83,7 +78,6 @@ class Connections:
         buffers: where hosts put large messages, if they have such buffers.
 
     Attributes:
-        by_host: the channels.
         arrivals: what has come; see `Transport`.
         unsent: channels of hosts that have not yet taken all that they were sent.
         ruined: hosts that have to be ended, and the garbage that they have sent, if any.
@@ -98,9 +92,9 @@ class Connections:
     ) -> None:
         self._as_arrival = as_arrival
         self._large_messages = buffers
-        self.by_host: dict[int, Channel] = {}
+        self.by_host: dict[int, FrameChannel] = {}
         self.arrivals: deque[tuple[int, Arrival]] = deque()
-        self.unsent: dict[int, Channel] = {}
+        self.unsent: dict[int, FrameChannel] = {}
         self.ruined: dict[int, Garbage | None] = {}
         self.deaf: set[int] = set()
         self._ready = ready
@@ -108,7 +102,7 @@ class Connections:
         self._message_numbers = itertools.count(1)
         self._journal = Journal()
 
-    def add(self, host_id: int, index: int, channel: Channel) -> None:
+    def add(self, host_id: int, index: int, channel: FrameChannel) -> None:
         """Take over the channel to a new host.
 
         Args:
@@ -149,7 +143,7 @@ class Connections:
         """Count messages in `Block.messages_sent`, where hosts that take posted steps look."""
         self._messages_sent = None if counts is None else items(counts)
 
-    def _count(self, channel: Channel) -> None:
+    def _count(self, channel: FrameChannel) -> None:
         if self._messages_sent is not None:
             self._messages_sent[channel.index] = next(self._message_numbers)
 
@@ -209,7 +203,7 @@ class Connections:
         requests.clear()
 
     def _keep_rest(
-        self, channels: Sequence[Channel], frames: Sequence[bytes], written: Sequence[int]
+        self, channels: Sequence[FrameChannel], frames: Sequence[bytes], written: Sequence[int]
     ) -> None:
         for channel, frame, n_bytes in zip(channels, frames, written, strict=True):
             if n_bytes < 0:
@@ -238,7 +232,7 @@ class Connections:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def read(self, channels: Sequence[Channel]) -> None:
+    def read(self, channels: Sequence[FrameChannel]) -> None:
         """Append what hosts have sent to `arrivals`.
 
         After an interrupt at any point, `finish` completes it.

@@ -19,12 +19,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
+from signal import SIGKILL
 from typing import NoReturn
 
 from envmgr.transport.fds import forget_fd, keep_from_children, let_go_of, parent_fds
 from envmgr.transport.process import server
 from envmgr.transport.process.server_spawner import ServerProcess, ServerSpawner
-from envmgr.transport.process.spawner import SIGKILL
 from envmgr.transport.process.threads import (
     quiet_fork,
     reap_behind,

@@ -23,9 +23,8 @@ logger = logging.getLogger("envmgr")
 _MOST_LINES = 40
 
 _FAULTS = frozenset(
-    -int(getattr(signal, name))
-    for name in ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
-    if hasattr(signal, name)
+    -number
+    for number in (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 )
 
 

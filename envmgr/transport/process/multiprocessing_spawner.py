@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.spawn import get_preparation_data
+from signal import SIGKILL
 from typing import Any
 
 from envmgr.errors import ConfigError, StateError
@@ -26,13 +26,12 @@ from envmgr.transport.fds import (
     pipe_pairs,
 )
 from envmgr.transport.process.server import signal_group
-from envmgr.transport.process.spawner import LEFT_BEHIND, SIGKILL, Spawner
+from envmgr.transport.process.spawner import LEFT_BEHIND, Spawner
 from envmgr.transport.process.threads import quiet_fork, reap_behind
 from envmgr.transport.ready import ReadySet
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
-from envmgr.wire.pipe_channel import Channel, PipeChannel
 from envmgr.worker import process as worker
 from envmgr.worker import process_name
 from envmgr.worker.lifeline import Lifeline, die_with_owner, kill_with
@@ -45,7 +44,6 @@ class MultiprocessingSpawner(Spawner):
 
     Args:
         method: "fork", "spawn" or "forkserver".
-        settings: of the workers.
     """
 
     def __init__(self, method: str, settings: WorkerSettings) -> None:
@@ -66,7 +64,7 @@ class MultiprocessingSpawner(Spawner):
         """Whether workers get their factories without pickling: by fork."""
         return self._method == "fork"
 
-    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
+    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> FrameChannel:
         """Start a process that ends with this one."""
         self._prepare()
         channel, theirs = self._connection()
@@ -144,16 +142,13 @@ class MultiprocessingSpawner(Spawner):
             self._ready.add(process.sentinel)
         self._processes[host_id] = process
 
-    def _connection(self) -> tuple[Channel, tuple[Connection, ...]]:
+    def _connection(self) -> tuple[FrameChannel, tuple[Connection, ...]]:
         """Return the parent's channel, and the worker's ends."""
-        if sys.platform == "win32":
-            ours, theirs = self._context.Pipe()
-            return PipeChannel(ours, blocking=False), (theirs,)
         ours, theirs = pipe_pairs()
         read, write = Connection(theirs[0], writable=False), Connection(theirs[1], readable=False)
         return FrameChannel(*ours, blocking=False), (read, write)
 
-    def _not_for_children(self, channel: Channel, shared_fds: tuple[int, ...]) -> list[int]:
+    def _not_for_children(self, channel: FrameChannel, shared_fds: tuple[int, ...]) -> list[int]:
         """Return the fds that a forked worker lets go of, so that it has none of its siblings'."""
         if not self.inherits_factories:
             return []
@@ -229,11 +224,7 @@ class MultiprocessingSpawner(Spawner):
     def signal(self, host_id: int, number: int) -> None:
         """Signal the worker's process group."""
         process = self._processes.get(host_id)
-        if process is None:
-            return
-        if sys.platform == "win32":
-            process.terminate()
-        else:
+        if process is not None:
             signal_group(process.pid, number)
 
     def give_up(self, host_id: int) -> None:
@@ -348,13 +339,9 @@ def _run_process(
         die_with_owner(fd)
         os.close(fd)
     worker.end_with_parent(_parent_waitable())
-    channel: Channel
-    if sys.platform == "win32":
-        channel = PipeChannel(ends[0], blocking=True)
-    else:
-        channel = FrameChannel(*(os.dup(end.fileno()) for end in ends), blocking=True)
-        for end in ends:
-            end.close()
+    channel = FrameChannel(*(os.dup(end.fileno()) for end in ends), blocking=True)
+    for end in ends:
+        end.close()
     process_name.load_titles()
     code = worker.run_worker(channel, shared_fds, factories)
     worker.flush_streams()

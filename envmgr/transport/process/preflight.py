@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,10 +59,6 @@ def refuse_too_many_workers(n_workers: int, context: str, *, shared_memory: bool
 
 
 def _refuse_too_few_fds(n_workers: int, needed: int) -> None:
-    if sys.platform == "win32":
-        return
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     n_open = _n_open_fds()
     if soft == resource.RLIM_INFINITY or n_open is None or n_open + needed <= soft:
@@ -104,8 +101,6 @@ def free_processes() -> tuple[int, str]:
 def _free_of_user(total: int | None) -> Iterator[tuple[int, str]]:
     if sys.platform != "linux" or _is_exempt():
         return
-    import resource
-
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if limit == resource.RLIM_INFINITY:
         return

@@ -27,7 +27,6 @@ class ServerLink:
     garbage collection, waits for the other thread.
 
     Args:
-        control: the control socket.
         parent: the connection to the server that forks this one; None for the first one.
         number: the server's host_id there.
         wanted: what the server imports before it is ready.

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from signal import SIGKILL
 from typing import Any, Protocol
 
 from envmgr.interpreters import command_of, path_of_texts
@@ -23,12 +24,11 @@ from envmgr.transport.process import server, template_servers
 from envmgr.transport.process.needed_modules import installed_among
 from envmgr.transport.process.preloading import Preloading, PreloadRules
 from envmgr.transport.process.server_link import ServerLink
-from envmgr.transport.process.spawner import LEFT_BEHIND, SIGKILL, Spawner
+from envmgr.transport.process.spawner import LEFT_BEHIND, Spawner
 from envmgr.transport.process.template_servers import TemplateServer
 from envmgr.transport.ready import ReadySet
 from envmgr.wire.channel import FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
-from envmgr.wire.pipe_channel import Channel
 from envmgr.worker import process as worker
 
 _SERVER_PATIENCE_S = 5.0
@@ -63,7 +63,6 @@ class ServerSpawner(Spawner):
     """Has workers forked by a server process of its own (see `envmgr.transport.process.server`).
 
     Args:
-        settings: of the workers.
         rules: what to import before; None: nothing.
     """
 
@@ -101,7 +100,7 @@ class ServerSpawner(Spawner):
         """Whether that is done, as far as it can be."""
         return self._preloading.opening is None
 
-    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
+    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> FrameChannel:
         """Let the server fork a worker."""
         link = self._preloading.server_for_worker(self._ensure_server())
         ours, theirs = pipe_pairs()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import sys
 import tempfile
 
 from envmgr.transport.fds import forget_fd, keep_from_children
@@ -141,10 +140,8 @@ def _doorbell() -> int:
     return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
-def _anonymous_file() -> int | None:
-    """Return an fd of shared memory without a name, or None where there is none."""
-    if sys.platform == "win32":
-        return None
+def _anonymous_file() -> int:
+    """Return an fd of shared memory without a name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("envmgr", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
 from envmgr.transport.base import HostDied
 from envmgr.transport.ready import ReadySet
+from envmgr.wire.channel import FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
-from envmgr.wire.pipe_channel import Channel
-
-SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""What ends a process for certain; Windows knows only one signal."""
 
 
 class Spawner(ABC):
     """Starts worker processes, sees them die, signals and reaps them.
-
-    Args:
-        settings: of the workers.
 
     Attributes:
         died: what `deaths` has to return that nothing has become readable for.
@@ -34,7 +27,7 @@ class Spawner(ABC):
         self._endings: ReadySet | None = None
 
     @abstractmethod
-    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
+    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> FrameChannel:
         """Start a worker and return the parent's end of the connection to it.
 
         Args:

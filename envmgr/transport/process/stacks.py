@@ -104,11 +104,7 @@ def _read(file: int) -> str:
 
 
 def of_envs(stacks: str) -> str:
-    """Return stacks without envmgr's own calls around those of the env, and without its threads.
-
-    Args:
-        stacks: what faulthandler wrote.
-    """
+    """Return stacks without envmgr's own calls around those of the env, and without its threads."""
     threads = [thread.splitlines() for thread in stacks.strip().split("\n\n")]
     return "\n\n".join("\n".join(_of_env(lines)) for lines in threads if not _is_watch(lines))
 

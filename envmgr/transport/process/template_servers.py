@@ -23,6 +23,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
+from signal import SIGKILL
 from time import monotonic
 from typing import Any
 
@@ -31,7 +32,6 @@ from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process import server
 from envmgr.transport.process.server_imports import Preloads
 from envmgr.transport.process.server_link import ServerLink
-from envmgr.transport.process.spawner import SIGKILL
 from envmgr.transport.process.threads import reap_behind
 
 NUMBERS = itertools.count(-1, -1)
@@ -202,8 +202,7 @@ def _forget_all() -> None:
     _templates.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def take(

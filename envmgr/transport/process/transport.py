@@ -13,6 +13,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from signal import SIGKILL
 from typing import Any
 
 from envmgr.errors import LaunchError
@@ -22,7 +23,7 @@ from envmgr.transport.fds import fill_standard_fds
 from envmgr.transport.process.connections import Connections
 from envmgr.transport.process.last_words import warn_of_fault
 from envmgr.transport.process.shared_files import SharedFiles
-from envmgr.transport.process.spawner import SIGKILL, Spawner
+from envmgr.transport.process.spawner import Spawner
 from envmgr.transport.process.worker_setup import WorkerSetupWriter
 from envmgr.transport.ready import ReadySet, Waker
 from envmgr.types import EnvFactory
@@ -30,14 +31,12 @@ from envmgr.wire.channel import BELL, BELL_ASKED, BELL_VALUE, BELL_VALUE_ASKED, 
 from envmgr.wire.frames import Frame, encode
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, Message, Op
-from envmgr.wire.pipe_channel import PipeChannel
 
 _TERMINATE_S = 0.4
 _HAS_CLOSED = (
     "it closed its connection to the trainer, as code does that closes a file descriptor that is "
     "not its own, and was ended"
 )
-_CHANNELS = (FrameChannel, PipeChannel)
 
 
 class ProcessTransport(Transport):
@@ -202,7 +201,7 @@ class ProcessTransport(Transport):
         else:
             connections.wait(self._watched(pivot), at_most(timeout_s))
             ready = self._ready.ready()
-        channels = [item for item in ready if isinstance(item, _CHANNELS)]
+        channels = [item for item in ready if isinstance(item, FrameChannel)]
         if channels:
             connections.read(channels)
         if len(channels) < len(ready):
@@ -215,7 +214,7 @@ class ProcessTransport(Transport):
                 self._shared.silence_bell()
             elif item is self._waker:
                 self._waker.silence()
-            elif not isinstance(item, _CHANNELS):
+            elif not isinstance(item, FrameChannel):
                 self._any_died = True
 
     @property

@@ -47,16 +47,16 @@ class ActorSettings(NamedTuple):
         isolated: whether each host is a worker process on the node.
         preload: modules that are imported once for all workers; None: those that envs need.
         import_s: how long one import may take.
-        named: the modules that the factories of all envs name.
         shared_memory: whether data of fixed layout goes through the actor's copy of the block.
+        named: the modules that the factories of all envs name.
     """
 
     worker: WorkerSettings
     isolated: bool
     preload: tuple[str, ...] | None
     import_s: float
-    named: tuple[str, ...]
     shared_memory: bool
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ class NodeFactory:
     """Builds an env on a node; what the env needs may not be installed there.
 
     Attributes:
-        pickled: the user's factory.
         where: the address of the node.
     """
 
@@ -191,7 +190,6 @@ class ThreadHost:
     """The only host of an actor, on a thread of the actor.
 
     Args:
-        settings: of the actor.
         calls: take what the host says to the trainer.
         node: where the actor runs.
     """
@@ -277,7 +275,6 @@ class WorkerHosts:
     One thread polls that transport and passes on what comes. Other threads only ring.
 
     Args:
-        settings: of the actor.
         calls: take what hosts say to the trainer.
         node: where the workers run.
     """

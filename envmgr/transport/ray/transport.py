@@ -32,7 +32,7 @@ from envmgr.transport.ready import Waker
 from envmgr.types import EnvFactory
 from envmgr.wire.block import block_is_possible
 from envmgr.wire.frames import Frame, pack
-from envmgr.wire.hosts import HostSpec, WorkerSettings
+from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
 
 _LAST_S = 1.0
@@ -51,19 +51,13 @@ class ActorPlan(NamedTuple):
         options: the section `manager.ray` of the config.
         n_actors: how many actors share the hosts.
         n_hosts: how many hosts there are, without those of spares.
-        worker: how the processes of actors are set up.
-        preload: see `ActorSettings`.
-        import_s: likewise.
-        shared_memory: whether steps are posted, where their data has a fixed layout.
+        settings: what each actor needs to know, but for the modules that factories name.
     """
 
     options: Ray
     n_actors: int
     n_hosts: int
-    worker: WorkerSettings
-    preload: tuple[str, ...] | None
-    import_s: float
-    shared_memory: bool
+    settings: ActorSettings
 
 
 class RayTransport(OutboxTransport):
@@ -92,9 +86,9 @@ class RayTransport(OutboxTransport):
 
     def __init__(self, plan: ActorPlan) -> None:
         self._plan = plan
-        self._isolated = plan.options.isolation == "process"
+        self._isolated = plan.settings.isolated
         self.packs_envs = not self._isolated
-        self._worker_setup = WorkerSetupWriter(plan.worker, with_factories=True)
+        self._worker_setup = WorkerSetupWriter(plan.settings.worker, with_factories=True)
         self._named: tuple[str, ...] = ()
         self._links: dict[int, ActorLink] = {}
         self._given_up: set[int] = set()
@@ -158,15 +152,7 @@ class RayTransport(OutboxTransport):
 
     def _start_actor(self) -> tuple[Any, str | None]:
         """Let Ray start an actor; return its handle and the node that was chosen."""
-        plan = self._plan
-        settings = ActorSettings(
-            plan.worker,
-            self._isolated,
-            plan.preload,
-            plan.import_s,
-            self._named,
-            plan.shared_memory,
-        )
+        settings = self._plan.settings._replace(named=self._named)
         links = list(self._links.values())
         taken = [link.node_id for link in links if link.node_id and not link.is_over]
         node_id = self._node_choice.choose(taken)
@@ -247,7 +233,8 @@ class RayTransport(OutboxTransport):
     def has_block(self) -> bool:
         """Whether steps may be posted: here, and on all nodes that are known."""
         nodes = [link.node for link in self._links.values() if link.node is not None]
-        return self._plan.shared_memory and block_is_possible() and all(n.posts for n in nodes)
+        possible = self._plan.settings.shared_memory and block_is_possible()
+        return possible and all(n.posts for n in nodes)
 
     def place(self, nbytes: int) -> memoryview | None:
         """Allocate memory, of which each actor has a copy; see `mirror`."""
