@@ -20,7 +20,7 @@ from envmgr.core import Phase, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.launching import await_all, build_all, reset_all
 from envmgr.core.submit import submit_calls
-from envmgr.errors import EnvFailure, LaunchError
+from envmgr.errors import ConfigError, EnvFailure, LaunchError
 from envmgr.launch import cores_of
 from envmgr.texts import counted, short_time
 from envmgr.wire.messages import Op
@@ -206,6 +206,9 @@ class WorkerCount:
         env_num: number of its envs.
         packs_envs: whether its workers can have several of them.
 
+    Raises:
+        ConfigError: the config has a limit that trying an env out would exceed.
+
     Attributes:
         asked: see above.
         calibration: what was found; None as long as nothing was.
@@ -216,6 +219,11 @@ class WorkerCount:
         self.calibration: Calibration | None = None
         self._env_num = env_num
         self._is_auto = asked.num_workers == "auto" and packs_envs and env_num > 1
+        if self._is_auto and asked.limits is not None and asked.limits.starts_per_s:
+            raise ConfigError(
+                "manager.num_workers is auto, which resets env 0 as often as it can for a moment, "
+                f"but manager.limits.starts_per_s is {asked.limits.starts_per_s:g}. Give a number."
+            )
         self._trials: list[Engine] = []
 
     @property

@@ -74,7 +74,8 @@ class SharedUnits:
 
     Attributes:
         is_held: it has them.
-        lacks: what it waits for, in words; empty if it does not.
+        lacks: what it waits for, in words; empty if it does not, or has not seen it yet: others
+            looked at the same moment.
     """
 
     def __init__(self, caps: Mapping[str, int], count: int, folder: str | None = None) -> None:
@@ -99,19 +100,26 @@ class SharedUnits:
             return True
         if self._folder is None:
             self._folder = own_folder()
-        with _FORKING, _open_folder(self._folder) as folder, _mutex(folder) as is_ours:
-            if not is_ours:
-                self.lacks = self.lacks or "another manager looks at them just now"
-                return False
-            holders = {name: self._others(folder, name) for name in self._caps}
-            self.lacks = "; ".join(
-                self._lack(name, found)
-                for name, found in holders.items()
-                if sum(other.held for other in found) + self._count > self._caps[name]
-            )
-            if not self.lacks:
-                self._write(folder)
+        try:
+            with _FORKING, _open_folder(self._folder) as folder, _mutex(folder) as is_ours:
+                if is_ours:
+                    self._take_from(folder)
+        except OSError as error:
+            self.release()
+            raise SharedCapError(
+                f"limits.shared: the folder {self._folder!r} cannot be used: {error}"
+            ) from error
         return self.is_held
+
+    def _take_from(self, folder: int) -> None:
+        holders = {name: self._others(folder, name) for name in self._caps}
+        self.lacks = "; ".join(
+            self._lack(name, found)
+            for name, found in holders.items()
+            if sum(other.held for other in found) + self._count > self._caps[name]
+        )
+        if not self.lacks:
+            self._write(folder)
 
     def _others(self, folder: int, name: str) -> list[Holder]:
         """Return who has units of a name; files of those that are gone are removed."""
@@ -133,20 +141,14 @@ class SharedUnits:
         return f"{self._count} of the {self._caps[name]} of {name}: held are {whose}"
 
     def _write(self, folder: int) -> None:
-        try:
-            for name, units in self._caps.items():
-                file = f"{name}@{os.getpid()}-{os.urandom(6).hex()}"
-                fd = os.open(file, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-                self._fds[fd] = _HELD[fd] = f"{self._folder}/{file}"
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.write(fd, f"{units} {self._count} {os.getpid()}\n".encode())
-                with contextlib.suppress(OSError):  # for those who tidy temporary folders up
-                    os.fchmod(fd, 0o600 | stat.S_ISVTX)
-        except OSError as error:
-            self.release()
-            raise SharedCapError(
-                f"limits.shared: a file in {self._folder!r} cannot be written: {error}"
-            ) from error
+        for name, units in self._caps.items():
+            file = f"{name}@{os.getpid()}-{os.urandom(6).hex()}"
+            fd = os.open(file, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+            self._fds[fd] = _HELD[fd] = f"{self._folder}/{file}"
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(fd, f"{units} {self._count} {os.getpid()}\n".encode())
+            with contextlib.suppress(OSError):  # for those who tidy temporary folders up
+                os.fchmod(fd, 0o600 | stat.S_ISVTX)
         self.is_held = True
 
     def release(self) -> None:
@@ -210,18 +212,14 @@ def _open_folder(path: str) -> Iterator[int]:
     """Open the folder of this user's files, which is made if there is none.
 
     Raises:
-        SharedCapError: it cannot be had, or others may write to it.
+        SharedCapError: others may write to it.
+        OSError: it cannot be had.
     """
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        if stat.S_ISLNK(os.lstat(path).st_mode):
-            raise NotADirectoryError(f"{path!r} is a link")
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise SharedCapError(
-            f"limits.shared: the folder {path!r} cannot be used: {error}"
-        ) from error
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if stat.S_ISLNK(os.lstat(path).st_mode):
+        raise NotADirectoryError(f"{path!r} is a link")
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fault = _fault_of(os.fstat(fd))
         if fault:

@@ -281,8 +281,8 @@ class Trees:
             value = self._opened(value)
             if isinstance(value, Mapping):
                 arrays[name] = self.info_arrays(value)
-            elif _is_arraylike(value):
-                arrays[name] = np.array(value)
+            elif (array := _array_of(value)) is not None:
+                arrays[name] = array
         return arrays
 
     def _opened(self, value: Any) -> Any:
@@ -302,12 +302,15 @@ def _identifier(key: str) -> str:
     return name
 
 
-def _is_arraylike(value: Any) -> bool:
+def _array_of(value: Any) -> npt.NDArray[Any] | None:
+    """Return an array of its own of a number, or of a sequence or array of such; None of others."""
     if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
-        return True
+        return np.array(value)
     if hasattr(value, "__array__") or isinstance(value, (list, tuple)):
         try:
-            return np.asarray(value).dtype.kind in "biufc"
+            array = np.array(value)
         except Exception as error:  # ragged; or whatever its own `__array__` may raise
             pass_interrupt_on(error)
-    return False
+        else:
+            return array if array.dtype.kind in "biufc" else None
+    return None

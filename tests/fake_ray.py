@@ -155,6 +155,7 @@ class FakeRay:
         self.inits: list[dict[str, Any]] = []
         self.shutdowns = 0
         self._is_initialized = False
+        self.gcs_address = "10.0.0.1:6379"
         self.init_error: Exception | None = None
         self.refused: Exception | None = None
         self.util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")
@@ -190,7 +191,7 @@ class FakeRay:
 
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(
-            gcs_address="10.0.0.1:6379",
+            gcs_address=self.gcs_address,
             get_job_id=lambda: len(self.inits),
             get_node_id=lambda: self._made_on,
         )

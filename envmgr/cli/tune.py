@@ -180,7 +180,8 @@ def _print(tuned: Tuned) -> None:
         f"{'no episode ended' if length is None else f'{length:,.0f} steps per episode'}{memory}"
     )
     rows = [row for row in tuned.rows if row.measured is not None or row.error]
-    header = ("setting", "steps/s", "beside now", "spread", "")
+    beside = "beside now" if tuned.row_of(tuned.now).measured else "beside the slowest"
+    header = ("setting", "steps/s", beside, "spread", "")
     print_table(wide_console(), header, [_cells(row, tuned) for row in rows])
     if others := [str(row.setting) for row in tuned.rows if row not in rows]:
         echo(f"not measured, for want of time or memory: {'; '.join(others)}")
@@ -207,6 +208,11 @@ def conclusion(tuned: Tuned) -> str:
     ratio = best.ratio or 0.0
     if best is now:
         text = "The present setting is as good as any."
+    elif now.measured is None:
+        text = (
+            f"{tuned.best}: {_rate(best.measured)} steps per second; the present setting cannot be "
+            f"run. It changes {_changes_text(tuned)}."
+        )
     else:
         text = (
             f"{tuned.best}: {ratio:.2f} x as many steps as now ({_rate(best.measured)} and "

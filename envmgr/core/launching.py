@@ -55,14 +55,21 @@ def await_units(engine: Engine) -> None:
         SharedCapError: there can be none.
     """
     units = engine.units
-    if units is None or engine.uninterrupted(units.take):
+    if units is None:
         return
-    logger.warning("the launch waits for %s", units.lacks)
-    engine.wait_until(
-        lambda: engine.uninterrupted(units.take),
-        look_every_s=_LOOK_FOR_UNITS_S,
-        doing="launch (limits.shared)",
-    )
+    told = False
+
+    def are_had() -> bool:
+        nonlocal told
+        if engine.uninterrupted(units.take):
+            return True
+        if units.lacks and not told:
+            told = True
+            logger.warning("the launch waits for %s", units.lacks)
+        return False
+
+    if not are_had():
+        engine.wait_until(are_had, look_every_s=_LOOK_FOR_UNITS_S, doing="launch (limits.shared)")
 
 
 def describe_first(engine: Engine) -> None:

@@ -46,6 +46,10 @@ def bench(
     return sorted(everyone, key=lambda one: -one.ratio), stable.errors
 
 
+_IN_PROCESS = ("base", "thread", "gym_vector", "env_pool")
+"""Kinds that step envs in the trainer's own process."""
+
+
 def advice(found: Sequence[Measured[str]], peers: Sequence[Peer], config: Mapping[str, Any]) -> str:
     """Return what to do where a peer that steps envs in the trainer's own process is ahead.
 
@@ -66,8 +70,8 @@ def advice(found: Sequence[Measured[str]], peers: Sequence[Peer], config: Mappin
         f"{best.setting} is ahead because it steps the envs in the trainer's own process: their "
         "steps cost less than waking a worker, and an env that crashes takes the trainer along."
     )
-    if config["type"] == "base":
-        return f"{text} So does `base`; calls for arrays (`send_arrays`) cost it least."
+    if config["type"].removesuffix("_v2") in _IN_PROCESS:
+        return f"{text} So does `{config['type']}`; calls for arrays (`send_arrays`) cost it least."
     if config["num_workers"] is None:
         text += " Share workers (--set manager.num_workers=auto); `envmgr tune` tries how many."
     else:

@@ -98,7 +98,7 @@ def tune(
     end = time.monotonic() + seconds
     env_num = len(factories)
     config = {**config, "env_num": env_num}
-    _refuse_shared(config)
+    _refuse_limits(config)
     say("an env by itself")
     one = _try_one(config, factories, min(_MOST_PROFILE_S, _PROFILE_SHARE * seconds))
     cores, trial = cores_of(ManagerConfig.from_mapping(config)), one.profile.trial
@@ -150,9 +150,16 @@ def tune(
     )
 
 
-def _refuse_shared(config: Mapping[str, Any]) -> None:
-    """Refuse what would have settings wait for each other's envs, for ever."""
-    shared = (config.get("limits") or {}).get("shared")
+def _refuse_limits(config: Mapping[str, Any]) -> None:
+    """Refuse limits that settings would wait for each other's envs under, or exceed together."""
+    limits = config.get("limits") or {}
+    shared, starts_per_s = limits.get("shared"), limits.get("starts_per_s")
+    if starts_per_s:
+        raise ConfigError(
+            f"manager.limits.starts_per_s is {starts_per_s:g}, and `envmgr tune` has several "
+            f"managers of {config['env_num']} envs each, which together reset theirs more often. "
+            "Tune without it, on a server that allows that: --set manager.limits=null."
+        )
     if shared:
         raise ConfigError(
             f"manager.limits.shared is {dict(shared)}, and `envmgr tune` keeps several managers of "

@@ -257,13 +257,21 @@ def test_a_command_that_fails_leaves_no_figures(folder: Path) -> None:
     assert not (folder / "f.json").exists()
 
 
-def test_envs_that_count_for_a_shared_cap_are_not_tuned(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("limit", ["shared: {browser: 4}", "starts_per_s: 2"])
+def test_envs_whose_number_or_starts_are_limited_are_not_tuned(
+    limit: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shared = ["--set", "manager.limits={shared: {browser: 4}}"]
-    assert main(["tune", "c.yaml", "--seconds", "2", *shared]) == 2
+    limits = ["--set", f"manager.limits={{{limit}}}"]
+    assert main(["tune", "c.yaml", "--seconds", "2", *limits]) == 2
     assert "--set manager.limits=null" in capsys.readouterr().err
-    assert main(["tune", "c.yaml", "--seconds", "2", *shared, "--set", "manager.limits=null"]) == 0
+    assert main(["tune", "c.yaml", "--seconds", "2", *limits, "--set", "manager.limits=null"]) == 0
+
+
+def test_threads_are_tuned_as_they_are_run(folder: Path) -> None:
+    threads = ("--set", "manager.type=thread", "--set", "manager.num_workers=2")
+    assert main(["tune", "c.yaml", "--seconds", "2", *threads, "--json", "f.json"]) == 0
+    figures = json.loads((folder / "f.json").read_text())
+    assert next(row for row in figures["rows"] if row["setting"] == figures["now"])["measured"] > 0
 
 
 def test_what_a_run_tells_is_not_told_of_the_settings_that_are_tried(

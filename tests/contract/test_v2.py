@@ -214,6 +214,13 @@ def test_abnormal_timesteps_are_trees_too(world: World, setup: Setup) -> None:
     assert manager.stats()["failures"] == 1
 
 
+class Unreadable:
+    """What numpy can make no array of, as a tensor with gradients."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("call numpy() on it with its gradient detached")
+
+
 class InfoEnv(gymnasium.Env[Any, Any]):
     """Has dict observations and actions, and infos of all sorts."""
 
@@ -244,6 +251,7 @@ class InfoEnv(gymnasium.Env[Any, Any]):
             "object": object,
             "none": None,
             "ragged": [[1], [1, 2]],
+            "tensor": Unreadable(),
         }
         return self._obs(int(action["move"])), 1.0, False, False, info
 

@@ -206,6 +206,48 @@ def test_gym_vector_takes_the_registered_form() -> None:
             assert found.reward.tolist() == expected[1].tolist()
 
 
+class ClosedAtLast(Walker):
+    """Cannot be used any more when it was closed."""
+
+    is_closed = False
+
+    def step(self, action: Any) -> Any:
+        assert not self.is_closed
+        return super().step(action)
+
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
+
+class LooksFirst(gymnasium.vector.SyncVectorEnv):
+    """Builds an env of its own for a look, and closes it, as gymnasium's `AsyncVectorEnv` does."""
+
+    def __init__(self, env_fns: Any, **kwargs: Any) -> None:
+        env_fns[0]().close()
+        super().__init__(env_fns, **kwargs)
+
+
+@pytest.mark.parametrize("env_num", [1, 2])
+def test_gym_vector_of_any_number_of_envs_runs_them_as_it_is_told(
+    env_num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gymnasium.vector, "AsyncVectorEnv", LooksFirst)
+    mode = {"vectorization_mode": "async"}
+    with make(ClosedAtLast, env_num, type="gym_vector", gym_vector=mode) as manager:
+        assert type(manager.env_ref.batched.env) is LooksFirst
+        for _ in range(3):
+            timesteps = manager.step(dict.fromkeys(manager.ready_obs, 0))
+            assert not any(t.info.get("abnormal") for t in timesteps.values())
+    for told, name in (
+        ({}, "CartPoleVectorEnv"),
+        ({"vectorization_mode": "vector_entry_point"}, "CartPoleVectorEnv"),
+        ({"vectorization_mode": "sync"}, "SyncVectorEnv"),
+    ):
+        with make("CartPole-v1", env_num, type="gym_vector", gym_vector=told) as manager:
+            assert type(manager.env_ref.batched.env).__name__ == name
+
+
 @pytest.mark.parametrize(
     ("mode", "inside"), [("NextStep", "NextStep"), ("SameStep", None), ("SameStep", "SameStep")]
 )

@@ -80,7 +80,10 @@ def test_what_to_do_is_said_where_a_peer_in_the_same_process_is_ahead() -> None:
     shared = said(3.3, num_workers=2)
     assert "num_workers" not in shared
     assert "--set manager.env_num=64" in shared
-    assert "manager.type" not in said(3.3, type="base")
+    for kind in ("base", "base_v2", "thread", "gym_vector", "env_pool"):
+        assert f"So does `{kind}`" in said(3.3, type=kind)
+        assert "--set" not in said(3.3, type=kind)
+    assert "--set manager.num_workers=auto" in said(3.3, type="async_subprocess_v2")
     assert said(1.05) == "", "that is noise"
     assert said(3.3, "gymnasium AsyncVectorEnv") == "", "workers of others are no other place"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,8 +28,9 @@ from envmgr.calibrate import (
     try_out,
 )
 from envmgr.config import ManagerConfig
+from envmgr.config.kind_sections import Limits
 from envmgr.core.engine import Engine
-from envmgr.errors import ManagerClosedError
+from envmgr.errors import ConfigError, ManagerClosedError
 from envmgr.launch import build_engine, usable_cores
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
@@ -245,6 +247,15 @@ def tried(engine: Engine, wanted: ManagerConfig) -> Calibration:
             return try_out(engine, wanted, 8, cores=2)
     finally:
         engine.close(0.0)
+
+
+def test_it_is_refused_where_starts_are_limited_which_a_trial_would_exceed() -> None:
+    limited = replace(config(), limits=Limits(starts_per_s=2))
+    with pytest.raises(ConfigError, match=r"starts_per_s is 2\. Give a number"):
+        WorkerCount(limited, 8, packs_envs=True)
+    for env_num, packs_envs, n_workers in ((8, False, "auto"), (1, True, "auto"), (8, True, 2)):
+        asked = replace(limited, num_workers=n_workers)  # nothing is tried out
+        assert not WorkerCount(asked, env_num, packs_envs=packs_envs).is_open
 
 
 def test_a_trial_that_ctrl_c_ends_as_it_is_opened_is_closed() -> None:

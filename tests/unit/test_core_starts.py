@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -482,8 +484,9 @@ def test_who_leaves_while_the_reset_waits_leaves_nothing_behind() -> None:
 # -- shared ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("looked_at", [False, True])
 def test_a_launch_waits_for_units_looks_four_times_a_second_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    looked_at: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "caps"
     folder.mkdir(mode=0o700)
@@ -493,6 +496,10 @@ def test_a_launch_waits_for_units_looks_four_times_a_second_and_says_so(
     rig.engine.units = ours
     began = rig.clock()
     rig.transport.call_after(40.1, others.release)
+    if looked_at:  # another trainer looks for units as the launch does
+        fd = os.open(folder / ".lock", os.O_RDWR)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        rig.transport.call_after(2.0, lambda: os.close(fd))
     with rig.engine.calling:
         build_envs(rig.engine, same_spaces=True)
         begin_envs(rig.engine, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from typing import Any
 
@@ -25,6 +26,7 @@ from envmgr.transport.process.server_spawner import ServerSpawner
 from envmgr.transport.ray import cluster
 from envmgr.transport.ray.actor import ActorSettings, HostActor
 from envmgr.transport.ray.actor_calls import ActorFailedError, CallHandler
+from envmgr.transport.ray.cluster import close_cluster, open_cluster
 from envmgr.transport.ray.mirror import NodeMirror
 from envmgr.transport.ray.protocol import ActorOp, ActorRequest, Node, packed, unpacked
 from envmgr.transport.ray.trainer_calls import ActorCaller, ActorLink
@@ -292,6 +294,64 @@ def test_who_is_given_to_an_actor_that_has_failed_is_told_why(ray: FakeRay) -> N
     assert [(i, died.detail) for i, died in outbox.sent if type(died) is HostDied] == [
         (host_id, "RuntimeError: no room") for host_id in (1, 2)
     ]
+
+
+# -- the connection -------------------------------------------------------------------------------
+
+
+def test_a_manager_whose_connection_is_gone_leaves_that_of_the_next_one_alone(ray: FakeRay) -> None:
+    first = open_cluster(None)
+    ray.shutdown()  # as the user of a notebook may
+    second = open_cluster(None)
+    close_cluster(first)
+    assert ray.is_initialized()
+    close_cluster(second)
+    assert not ray.is_initialized()
+
+    ray.init()
+    first = open_cluster(None)  # the user's
+    ray.shutdown()
+    second = open_cluster(None)
+    close_cluster(first)
+    assert ray.is_initialized()
+    ray.shutdown()
+    ray.init()
+    third = open_cluster(None)  # the user's as well: nobody disconnects it
+    close_cluster(second)
+    close_cluster(third)
+    assert ray.is_initialized()
+
+
+def test_the_address_of_the_first_manager_does_for_the_second(ray: FakeRay) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        ray.gcs_address = f"10.0.0.1:{port}"  # of the head node, which Ray finds out by itself
+        address = f"localhost:{port}"
+        opened = [open_cluster(address), open_cluster(address)]
+        with pytest.raises(ConfigError, match="one process can be connected to one only"):
+            open_cluster(f"127.0.0.1:{port}")
+        ray.gcs_address = f"127.0.0.2:{port}"  # another one of this machine
+        opened.append(open_cluster(f"127.0.0.1:{port}"))
+        with pytest.raises(ConfigError, match="one process can be connected to one only"):
+            open_cluster(f"localhost:{port + 1}")
+        for one in opened:
+            assert ray.is_initialized()
+            close_cluster(one)
+    assert not ray.is_initialized()
+
+
+def test_an_address_that_was_connected_to_before_does_not_do_for_another_cluster(
+    ray: FakeRay,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"localhost:{head.getsockname()[1]}"
+        before = open_cluster(address)
+    ray.shutdown()
+    ray.init()  # the user's own
+    with pytest.raises(ConfigError, match="one process can be connected to one only"):
+        open_cluster(address)
+    close_cluster(before)
+    assert ray.is_initialized()
 
 
 # -- what is refused ------------------------------------------------------------------------------

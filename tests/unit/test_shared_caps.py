@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pickle
@@ -97,7 +98,7 @@ def test_while_another_looks_nothing_is_taken_and_nobody_waits(folder: str) -> N
     fd = os.open(f"{folder}/.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
     assert not held.take()
-    assert "looks at them" in held.lacks
+    assert held.lacks == "", "it has not seen what there is"
     os.close(fd)
     assert held.take()
     held.release()
@@ -142,6 +143,23 @@ def test_a_link_or_a_file_in_place_of_the_folder_is_refused(folder: str, tmp_pat
     for path in (link, file, tmp_path / "not there" / "caps"):
         with pytest.raises(SharedCapError, match="cannot be used"):
             units(str(path), 1).take()
+
+
+@pytest.mark.parametrize("call", ["open", "write", "listdir", "flock"])
+def test_whatever_the_system_refuses_is_told_of_and_nothing_is_kept(
+    folder: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ours = units(folder, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl if call == "flock" else os, call, full)
+        with pytest.raises(SharedCapError, match=r"cannot be used: .*No space left"):
+            ours.take()
+    assert files(folder) == []
+    assert ours.take()
+    ours.release()
 
 
 def test_a_file_that_somebody_else_has_locked_is_told_of(folder: str) -> None:

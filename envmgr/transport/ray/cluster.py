@@ -15,7 +15,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from envmgr.errors import ConfigError, LaunchError, MissingDependencyError
 from envmgr.interruptible import join_thread, start_thread
@@ -104,7 +104,19 @@ class _Keeper(threading.Thread):
 _keeper: _Keeper | None = None
 
 
-def open_cluster(address: str | None) -> Any:
+class Cluster(NamedTuple):
+    """Ray, connected to a cluster.
+
+    Attributes:
+        ray: the package.
+        keeper: who disconnects when the last manager has closed; None where the user has connected.
+    """
+
+    ray: Any
+    keeper: _Keeper | None
+
+
+def open_cluster(address: str | None) -> Cluster:
     """Return Ray, connected to a cluster; `close_cluster` follows.
 
     Args:
@@ -120,10 +132,14 @@ def open_cluster(address: str | None) -> Any:
     ray = imported_ray()
     with _LOCK:
         if ray.is_initialized():
-            _refuse_other(ray, address)
-            if _keeper is not None:
-                _keeper.users += 1
-            return ray
+            keeper = _keeper
+            if keeper is not None and keeper.job != _job_of(ray):
+                keeper = None  # somebody has shut that connection down, and made this one
+            if keeper is None or keeper.address != address:
+                _refuse_other(ray, address)
+            if keeper is not None:
+                keeper.users += 1
+            return Cluster(ray, keeper)
         _refuse_unreachable(address)
         keeper = _Keeper(ray, address)
         try:
@@ -136,19 +152,20 @@ def open_cluster(address: str | None) -> Any:
                 "started with another port), and that it has the same versions of Ray and Python"
             ) from error
         _keeper = keeper
-        return ray
+        return Cluster(ray, keeper)
 
 
-def close_cluster() -> None:
+def close_cluster(cluster: Cluster) -> None:
     """Give back what `open_cluster` returned; the last manager to do so disconnects."""
     global _keeper
     with _LOCK:
-        keeper = _keeper
+        keeper = cluster.keeper
         if keeper is None:
             return
         keeper.users -= 1
         if keeper.users == 0:
-            _keeper = None
+            if _keeper is keeper:
+                _keeper = None
             keeper.close()
 
 
@@ -164,9 +181,13 @@ def _refuse_other(ray: Any, address: str | None) -> None:
 
 
 def _resolved(address: str) -> tuple[str, str]:
+    """Return host and port; all of this machine's own addresses, such as localhost, are one."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
         host = socket.gethostbyname(host)
+        with socket.socket() as own:
+            own.bind((host, 0))  # refused, unless the address is this machine's
+        host = "localhost"
     return host, port
 
 

@@ -93,9 +93,10 @@ class RayTransport(OutboxTransport):
         self._links: dict[int, ActorLink] = {}
         self._given_up: set[int] = set()
         self._latest: tuple[Any, list[None]] = (None, [])
-        self._ray = open_cluster(plan.options.address)
+        self._cluster = cluster = open_cluster(plan.options.address)
+        self._ray = cluster.ray
         with contextlib.ExitStack() as opened:
-            opened.callback(close_cluster)
+            opened.callback(close_cluster, cluster)
             self._actor_class = self._checked_class()
             super().__init__()
             self._deaths, outbox = Waker(), self._open_outbox()
@@ -292,5 +293,5 @@ class RayTransport(OutboxTransport):
         outbox, self._outbox = self._outbox, None
         if outbox is not None:
             outbox.bell.close()
-        close_cluster()
+        close_cluster(self._cluster)
         self.arrivals = deque()
