@@ -174,6 +174,10 @@ class TimeLimits:
         self.turn_at = moment
         self._remember(moment)
 
+    def look_again(self, moment: float) -> None:
+        """What was due at a moment has not been acted on."""
+        self._remember(moment)
+
     def _set_of_group(self, group: HostGroup, moment: float) -> None:
         group.deadline = moment
         self._remember(moment)

@@ -828,7 +828,12 @@ class Engine:
         if self.transport.needs_attention:
             self.transport.attend()
         while arrivals and not self.closing:
-            handle(*arrivals.popleft())
+            arrival = arrivals.popleft()
+            try:
+                handle(*arrival)
+            except MemoryError:
+                arrivals.appendleft(arrival)  # it is handled when there is some
+                raise
 
     def _collect(self) -> None:
         """Apply what has arrived in the block besides replies to posted steps."""

@@ -9,7 +9,6 @@ decides. `Repair` finds out how things are, and does what the rules say.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import signal
@@ -36,6 +35,7 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState, Event
 from envmgr.policy import FailureBudget, FailurePolicy
+from envmgr.spaces.reading import error_text
 from envmgr.texts import exit_text, logged
 from envmgr.transport.base import HostDied
 from envmgr.types import EnvTimestep
@@ -485,7 +485,12 @@ def protocol(env: ManagedEnv, reason: str, *, loses_host: bool = True) -> EnvPro
     )
 
 
-def abnormal_timestep(env: ManagedEnv, failure: EnvFailure, env_info: Any = None) -> EnvTimestep:
+def abnormal_timestep(
+    env: ManagedEnv,
+    failure: EnvFailure,
+    env_info: Any = None,
+    shown: Mapping[int, Any] | None = None,
+) -> EnvTimestep:
     """Return the one timestep that stands for an action whose env failed.
 
     Args:
@@ -493,12 +498,12 @@ def abnormal_timestep(env: ManagedEnv, failure: EnvFailure, env_info: Any = None
         failure: becomes `info["error"]`.
         env_info: what the env itself said, if it did: a dict, or a list or tuple of dicts, whose
             form is kept.
+        shown: by env_id: what `Observed.shown_again` has given before.
     """
-    obs = env.obs
-    # Without memory, or where a part refuses to be copied, the user gets what is there: a timestep
-    # that could not be made would leave the env waiting for ever.
-    with contextlib.suppress(Exception):
-        obs = copy.deepcopy(obs)
+    if shown is not None and env.env_id in shown:
+        obs = shown[env.env_id]
+    else:
+        obs = env.table.observed.shown_again(env.env_id)
     reward, terminated, truncated = env.table.observed.lost_step(env.env_id, obs)
     marks = {"abnormal": True, "terminated": terminated, "truncated": truncated, "error": failure}
     info: Any
@@ -510,6 +515,8 @@ def abnormal_timestep(env: ManagedEnv, failure: EnvFailure, env_info: Any = None
         info = {**(env_info if isinstance(env_info, Mapping) else {}), **marks}
     return EnvTimestep(obs, reward, True, info)
 
+
+_FAILS = (EnvState.INIT, EnvState.RUN, EnvState.RESET)
 
 _CALL_LOOK_S = 0.05
 """How often it is looked whether hosts, which only a call can start, can be started now."""
@@ -671,6 +678,7 @@ class Repair:
         self._selections = selections
         self._spares = spares
         self._failed_in_launch: Counter[int] = Counter()  # resets, by index of the host
+        self._shown: dict[int, Any] = {}  # by env_id, while a failure is answered: see `prepare`
         self.quiet = False
         self.launch_failures: dict[int, EnvFailure] = {}
         self.fatal_errors: deque[Exception] = deque()
@@ -678,6 +686,15 @@ class Repair:
         self.urgent = False
 
     # -- a failure --------------------------------------------------------------------------
+
+    def prepare(self, group: HostGroup) -> None:
+        """Get what takes memory of the failure of an env, or of all in a host: call `fail` then.
+
+        If there is none, nothing was changed, and whatever the failure follows from can be handled
+        once more.
+        """
+        stepping = [env.env_id for env in group.envs if env.phase is Phase.STEPPING]
+        self._shown = {i: self._table.observed.shown_again(i) for i in stepping}
 
     def fail(
         self,
@@ -736,6 +753,35 @@ class Repair:
             self._lose_host(env, failure)
         else:
             self._replace_host_if_wanted(env.group)
+        self._shown = {}
+
+    def rescue(self, group: HostGroup, error: Exception) -> None:
+        """What came of a host was not applied to its end, by a defect: its envs are built anew.
+
+        That is done however far it was applied: no env is left waiting for what does not come.
+        """
+        launching = self._table.launching
+        for env in group.present():
+            self._hosts.look_after(env)
+            failure = protocol(env, f"it cannot be applied what it sent: {error_text(error)}")
+            if launching:
+                self.launch_failures.setdefault(env.env_id, failure)
+            if env.phase is Phase.CALLING and env.result is None:
+                env.result = failure
+            if env.phase is Phase.STEPPING and env.timestep is None:
+                env.timestep = abnormal_timestep(env, failure)
+                self._statistics.abnormal += 1
+            state = self._states[env.env_id]
+            if state is EnvState.RUN and env.phase is not Phase.STEPPING:
+                env.failed_while_ready = failure
+            elif state in _FAILS:
+                self._table.happened(env.env_id, Event.FAILED)
+            if env.phase is not Phase.ENDING:
+                self._hosts.leave(env, Next.NOTHING if launching else Next.RENEW_HOST)
+        if group.host_id is None:
+            self.renewals.host_ended(group)
+        elif not group.is_ending:
+            self._hosts.end(group, ask=False)
 
     # -- how things are ---------------------------------------------------------------------
 
@@ -813,7 +859,7 @@ class Repair:
             elif each is Gets.NO_OBSERVATION:
                 env.fresh = None
             elif each is Gets.TIMESTEP:
-                env.timestep = abnormal_timestep(env, failure, env_info)
+                env.timestep = abnormal_timestep(env, failure, env_info, self._shown)
                 self._statistics.abnormal += 1
             else:
                 self._table.happened(env.env_id, Event.FAILED)
@@ -1059,11 +1105,11 @@ class Repair:
     def _answer_unexecuted(self, env: ManagedEnv) -> None:
         """Give the action of an env its abnormal timestep, and catch up with its repair."""
         failure = env.failed_while_ready
-        env.failed_while_ready = None
         if failure is None:
             raise RuntimeError("an env without failure: a defect of envmgr, please report it")
         env_id = env.env_id
-        env.timestep = abnormal_timestep(env, failure)
+        env.timestep = abnormal_timestep(env, failure)  # first: there may be no memory for it
+        env.failed_while_ready = None
         self._statistics.abnormal += 1
         self._table.happened(env_id, Event.FAILED)
         if env.dropped:

@@ -358,19 +358,26 @@ class Supervisor:
         """Act on deadlines that have passed. What had arrived before has been handled."""
         limits = self.hosts.limits
         now = limits.clock()
-        for env_id in limits.timed_out_steps(now):
-            self.hosts.look_after(self.envs[env_id])
-        for env in limits.due(now):
-            if not limits.is_due(env):
-                continue  # settled together with another env of its host
-            if env.phase is Phase.ENDING:
-                self.hosts.end(env.group, ask=False)
-            elif env.phase is Phase.PAUSING:
-                self.repair.renewals.proceed(env)
-            else:
-                self._dispatcher.time_out(env)
-        if self.hosts.starts is not None:
-            self._give_turns(self.hosts.starts)
+        try:
+            for env_id in limits.timed_out_steps(now):
+                self.hosts.look_after(self.envs[env_id])
+            for env in limits.due(now):
+                if limits.is_due(env):  # else settled together with another env of its host
+                    self._act_on(env)
+            if self.hosts.starts is not None:
+                self._give_turns(self.hosts.starts)
+        except Exception:  # without memory, say: what is due is due still
+            limits.look_again(now)
+            raise
+
+    def _act_on(self, env: ManagedEnv) -> None:
+        """Act on the deadline of an env, which has passed."""
+        if env.phase is Phase.ENDING:
+            self.hosts.end(env.group, ask=False)
+        elif env.phase is Phase.PAUSING:
+            self.repair.renewals.proceed(env)
+        else:
+            self._dispatcher.time_out(env)
 
     def stop(self) -> None:
         """All envs are VOID from now on; what was owed is cancelled."""
