@@ -35,7 +35,6 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState, Event
 from envmgr.policy import FailureBudget, FailurePolicy
-from envmgr.spaces.reading import error_text
 from envmgr.texts import exit_text, logged
 from envmgr.transport.base import HostDied
 from envmgr.types import EnvTimestep
@@ -563,9 +562,11 @@ class Renewals:
             self._hosts.pause(envs, _CALL_LOOK_S, Next.RENEW_HOST)
             return
         for env in envs:
-            env.follow_up = Next.NOTHING
             self._begin_generation(env)
         self._hosts.start(envs)
+        for env in envs:
+            if env.phase is Phase.STARTING:  # else it waits for its turn
+                env.follow_up = Next.NOTHING
 
     def _begin_generation(self, env: ManagedEnv) -> None:
         env.generation += 1
@@ -755,25 +756,29 @@ class Repair:
             self._replace_host_if_wanted(env.group)
         self._shown = {}
 
-    def rescue(self, group: HostGroup, error: Exception) -> None:
-        """What came of a host was not applied to its end, by a defect: its envs are built anew.
+    def rescue(self, group: HostGroup, failure: EnvFailure) -> None:
+        """What came of a host was applied in part, for lack of memory or by a defect.
 
-        That is done however far it was applied: no env is left waiting for what does not come.
+        However far that was, its envs are built anew: none is left waiting for what does not come.
+
+        Args:
+            group: the envs.
+            failure: of one of them.
         """
         launching = self._table.launching
         for env in group.present():
             self._hosts.look_after(env)
-            failure = protocol(env, f"it cannot be applied what it sent: {error_text(error)}")
+            own = failure if env.env_id == failure.env_id else of_neighbour(env, failure)
             if launching:
-                self.launch_failures.setdefault(env.env_id, failure)
+                self.launch_failures.setdefault(env.env_id, own)
             if env.phase is Phase.CALLING and env.result is None:
-                env.result = failure
+                env.result = own
             if env.phase is Phase.STEPPING and env.timestep is None:
-                env.timestep = abnormal_timestep(env, failure)
+                env.timestep = abnormal_timestep(env, own)
                 self._statistics.abnormal += 1
             state = self._states[env.env_id]
             if state is EnvState.RUN and env.phase is not Phase.STEPPING:
-                env.failed_while_ready = failure
+                env.failed_while_ready = own
             elif state in _FAILS:
                 self._table.happened(env.env_id, Event.FAILED)
             if env.phase is not Phase.ENDING:

@@ -32,6 +32,7 @@ from envmgr.hot import hot
 from envmgr.journal import Journal
 from envmgr.lifecycle import EnvState, Event
 from envmgr.spaces import Array, ValueMismatchError, codec_of, same_space
+from envmgr.spaces.reading import error_text
 from envmgr.texts import logged
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
 from envmgr.transport.process.last_words import warn_of_fault
@@ -766,7 +767,11 @@ class ReplyDispatcher:
             group_of_host[host_id] = group  # if it is gone, that is told once more
             raise
         except Exception as error:
-            self._repair.rescue(group, error)
+            culprit = group.blamed()
+            if type(arrival) is HostDied and group.host_id == host_id:
+                self._hosts.ended(group, lingers=arrival.lingers)
+            died = HostDied(None, f"what it sent cannot be applied: {error_text(error)}")
+            self._repair.rescue(group, failures.crash(culprit, died))
             raise
         if type(arrival) is HostDied:
             group_of_host.pop(host_id, None)
@@ -942,7 +947,13 @@ class ReplyDispatcher:
         charged: bool = True,
         at_once: bool = False,
     ) -> None:
-        if not env.group.is_ending:  # else it has failed already, and its host is being replaced
+        if env.group.is_ending:
+            return  # it has failed already, and its host is being replaced
+        state, phase = self._table.states[env.env_id], env.phase
+        if phase is Phase.ENDING or (phase is Phase.STEPPING and state is EnvState.ERROR):
+            # Likewise, but that was not answered to its end, for lack of memory.
+            self._repair.rescue(env.group, failure)
+        else:
             if lost is not Lost.NOTHING or env.shares_env:  # it may be lost to all of them
                 self._apply_replied(other for other in env.group.envs if other is not env)
             if env.group.host_id is not None:  # else that was done before it was gone
