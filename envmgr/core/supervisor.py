@@ -7,7 +7,6 @@ a fake transport and a clock they move by hand.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -30,8 +29,6 @@ from envmgr.spaces import codec_of
 from envmgr.transport.base import Arrival
 from envmgr.wire.messages import EnvDescription, Op
 from envmgr.worker.copies import copied_arguments
-
-logger = logging.getLogger("envmgr")
 
 T = TypeVar("T")
 
