@@ -379,7 +379,8 @@ class Background:
             changes = self._changes()
         except Exception as error:  # a defect of ours must not vanish with the thread
             logged(logging.ERROR, "the background thread of a manager failed", exc_info=error)
-            self._engine.supervisor.repair.raise_later(error)
+            if not isinstance(error, MemoryError):  # then the next call does it once more
+                self._engine.supervisor.repair.raise_later(error)
             self.dormant = True
             self._deaths = []  # what it failed at may still be there: wait for the next call
             return False

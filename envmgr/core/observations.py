@@ -842,12 +842,12 @@ class Observed:
     def newest_batch(self, selection: RowsOfArena) -> Any:
         """Return the newest observations of envs as one batch, as an arena does.
 
-        None if some of them were handed out one by one.
+        None if some of them did not come through shared memory.
         """
-        rows = selection.rows
-        if self.arena is None or 0 in self._is_in_arena[rows].tobytes():
+        buffers = self._buffer_of[selection.rows].tobytes()
+        if self.arena is None or _NO_BUFFER in buffers:
             return None
-        return self.arena.batch(selection, one_of(self._buffer_of[rows].tobytes()))
+        return self.arena.batch(selection, one_of(buffers))
 
     def counted(self, env_ids: Iterable[int], request: int) -> None:
         """These envs are sent an action; the same request counts once."""

@@ -384,7 +384,8 @@ class Owner:
                     again, seconds = self._round()
             except Exception as error:  # a defect of ours must not vanish with the thread
                 logged(logging.ERROR, "the owner of an engine failed", exc_info=error)
-                self._engine.supervisor.repair.raise_later(error)
+                if not isinstance(error, MemoryError):  # then it is done once more in a moment
+                    self._engine.supervisor.repair.raise_later(error)
                 again, seconds = False, LOOK_EVERY_S
             except BaseException:  # of the code of an env that runs here: its host counts as dead
                 again, seconds = True, 0.0

@@ -26,7 +26,6 @@ from envmgr.core.table import EpisodeRules, ManagedEnv, Selections
 from envmgr.lifecycle import EnvState, Event
 from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
-from envmgr.transport.base import Arrival
 from envmgr.wire.messages import EnvDescription, Op
 from envmgr.worker.copies import copied_arguments
 
@@ -54,6 +53,8 @@ class Supervisor:
         submitter: submits actions.
         collector: finds what has arrived, and hands it out.
         step_on: applies ordinary steps that have come by message, as `ReplyEffects` does.
+        handle: applies all else that comes, as `ReplyDispatcher` does; not to be interrupted.
+        time_out: likewise says that an env has exceeded the limit of what it is doing.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Supervisor:
             raise_non_finite=rules.raise_non_finite,
         )
         self.step_on = answers.step_on
+        self.handle, self.time_out = self._dispatcher.handle, self._dispatcher.time_out
         self.collector = Collector(
             hosts,
             self._episodes,
@@ -144,10 +146,6 @@ class Supervisor:
         return {i: known[i] for i in sorted(known) if i < len(self.envs)}
 
     # -- what comes -------------------------------------------------------------------------
-
-    def handle(self, host_id: int, arrival: Arrival) -> None:
-        """Apply what came from a host; not to be interrupted."""
-        self._dispatcher.handle(host_id, arrival)
 
     def apply_ordinary(self) -> bool:
         """Apply what has arrived by another way than by message, as far as that is ordinary.
@@ -316,10 +314,6 @@ class Supervisor:
         restored = self._episodes.restorations.restored
         return restored.get(env_id) == self.table.episodes[env_id]
 
-    def time_out(self, env: ManagedEnv) -> None:
-        """An env has exceeded the limit of what it is doing, unless it has just done it."""
-        self._dispatcher.time_out(env)
-
     # -- steps ------------------------------------------------------------------------------
 
     def _go_on(self, collected: HandedOut) -> None:
@@ -364,7 +358,7 @@ class Supervisor:
             if self.hosts.starts is not None:
                 self._give_turns(self.hosts.starts)
         except Exception:  # without memory, say: what is due is due still
-            limits.look_again(now)
+            limits.remember(now)
             raise
 
     def _act_on(self, env: ManagedEnv) -> None:

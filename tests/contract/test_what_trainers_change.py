@@ -116,6 +116,7 @@ def test_an_abnormal_timestep_shows_what_the_env_gave_whatever_its_user_has_chan
 def test_a_snapshot_holds_what_the_env_gave_whatever_its_user_has_changed(kind: str) -> None:
     with envmgr.make(Masked, env_num=2, type=kind, snapshot_copy=True) as manager:
         spoil(manager)
+        assert manager.ready_arrays().obs["mask"].shape == (2, 3)
         snapshot = manager.snapshot()
         manager.step({0: 0, 1: 0})
         manager.restore(snapshot)
