@@ -87,7 +87,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def logged(level: int, text: str, *args: Any) -> None:
+def logged(level: int, text: str, *args: Any, exc_info: BaseException | None = None) -> None:
     """Log something in the midst of work that must not end there.
 
     A handler of the user's may raise (its disk is full, its stream closed): the work goes on.
@@ -96,6 +96,8 @@ def logged(level: int, text: str, *args: Any) -> None:
         level: of `logging`.
         text: what, with a place for each of `args`.
         *args: for these places.
+        exc_info: what was raised, whose traceback is logged, too.
     """
     with contextlib.suppress(Exception):
-        logging.getLogger("envmgr").log(level, text, *args, stacklevel=2)
+        logger = logging.getLogger("envmgr")
+        logger.log(level, text, *args, exc_info=exc_info, stacklevel=2)

@@ -47,9 +47,14 @@ def array_batch(timesteps: Mapping[int, EnvTimestep], codec: Codec) -> ArrayBatc
     steps = list(timesteps.values())
     ends = np.array([ends_of(step.done, step.info) for step in steps], dtype=np.bool_)
     terminated, truncated = ends.reshape(-1, 2).T.copy()
+    observations = [step.obs for step in steps]
+    try:
+        obs = codec.stack(observations)
+    except ValueMismatchError:  # its user has changed one, which an abnormal timestep shows again
+        obs = codec_of(None).stack(observations)
     return ArrayBatch(
         np.fromiter(timesteps.keys(), dtype=np.int64, count=len(steps)),
-        codec.stack([step.obs for step in steps]),
+        obs,
         _stacked_rewards([step.reward for step in steps]),
         terminated,
         truncated,

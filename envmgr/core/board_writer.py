@@ -23,13 +23,12 @@ from envmgr.core.activities import activities_of
 from envmgr.core.engine import Engine, Follower
 from envmgr.errors import EnvFailure
 from envmgr.interruptible import frames_of_threads, join_thread, start_thread
+from envmgr.texts import logged
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process.threads import thread_name
 from envmgr.types import Clock
 from envmgr.wire.board import Board, BoardPlan, PostedBoard, put_text, text_in
 from envmgr.wire.latencies import KINDS, NUMBERS, summary
-
-logger = logging.getLogger("envmgr")
 
 LOOK_EVERY_S = 1.0
 _LEAST_REST = 100
@@ -98,7 +97,7 @@ class BoardWriter:
             start_thread(thread)
             self._thread = thread
         except (OSError, RuntimeError, ValueError) as error:
-            logger.debug("there is no board of this manager: %s", error)
+            logged(logging.DEBUG, "there is no board of this manager: %s", error)
             self._close()
 
     def end(self) -> None:
@@ -127,8 +126,9 @@ class BoardWriter:
             began = self._clock()
             try:
                 self.look()
-            except Exception:  # a defect of ours must not vanish with the thread
-                logger.exception("the board of a manager is not kept any more")
+            except Exception as error:  # a defect of ours must not vanish with the thread
+                text = "the board of a manager is not kept any more"
+                logged(logging.ERROR, text, exc_info=error)
                 return
             rest_s = max(LOOK_EVERY_S, _LEAST_REST * (self._clock() - began))
 

@@ -630,7 +630,7 @@ class Collector:
                 observed.taken_in_c(selection, found)
                 self._deliver_in_c(collected, timesteps, in_arena=False)
                 return timesteps
-            usual, count, specials, details, read = collected.remarks
+            usual, count, specials, details, _ = collected.remarks
             buffers = collected.buffers
             found = arena.rows_of(selection, buffers)
             kind = usual >> REWARD_SHIFT
@@ -639,13 +639,7 @@ class Collector:
                 if kind
                 else block.rewards[selection.rows].tolist()
             )
-            infos: list[Any]
-            if specials or read is not None:
-                infos = _infos_of(collected.remarks)
-            elif usual >> ENDING_SHIFT & ENDING_GIVEN:
-                infos = [{"terminated": False, "truncated": False} for _ in range(count)]
-            else:
-                infos = [{} for _ in range(count)]
+            infos = _infos_of(collected.remarks)
             dones: Iterable[bool] = repeat(False)
             if specials:
                 dones = [False] * count

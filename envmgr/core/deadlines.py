@@ -143,10 +143,6 @@ class TimeLimits:
             if moment < group.deadline:
                 self._set_of_group(group, moment)
 
-    def since_then(self, env: ManagedEnv, moment: float) -> None:
-        """Have the limit of what an env was asked count from another moment than now."""
-        env.since = moment
-
     def set_deadline(
         self, env: ManagedEnv, limit_s: float | None, begin: float | None = None
     ) -> None:
@@ -160,7 +156,7 @@ class TimeLimits:
     def set_until(self, env: ManagedEnv, deadline: float, limit_s: float) -> None:
         """Have what an env does time out at a moment."""
         env.deadline, env.limit_s = deadline, limit_s
-        self._remember(deadline)
+        self.remember(deadline)
 
     def set_posted(self, rows: Any) -> None:
         """Steps of these rows are posted now."""
@@ -172,13 +168,14 @@ class TimeLimits:
     def look_at(self, moment: float) -> None:
         """Have the engine look at a moment whether somebody has a turn."""
         self.turn_at = moment
-        self._remember(moment)
+        self.remember(moment)
 
     def _set_of_group(self, group: HostGroup, moment: float) -> None:
         group.deadline = moment
-        self._remember(moment)
+        self.remember(moment)
 
-    def _remember(self, moment: float) -> None:
+    def remember(self, moment: float) -> None:
+        """Look at deadlines when it is this moment, if nothing has them looked at before."""
         if moment < self.earliest:
             self.earliest = moment
             self.changes += 1

@@ -41,15 +41,13 @@ from envmgr.interruptible import join_thread, start_thread
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.shared_caps import SharedUnits
-from envmgr.texts import seconds_text
+from envmgr.texts import logged, seconds_text
 from envmgr.transport.base import Transport
 from envmgr.transport.process.threads import thread_name
 from envmgr.transport.ready import Waker
 from envmgr.types import Clock
 from envmgr.wire.block import RING_EACH, RING_LAST, fence
 from envmgr.wire.board import Board
-
-logger = logging.getLogger("envmgr")
 
 T = TypeVar("T")
 
@@ -335,7 +333,8 @@ class Background:
                     self.thread = thread
             except RuntimeError as error:  # no thread can be had: the next call tries again
                 self.dormant = True
-                logger.warning("resets and repairs wait for the next call: %s", error)
+                text = "resets and repairs wait for the next call: %s"
+                logged(logging.WARNING, text, error)
             except BaseException:  # Ctrl-C in the midst of this: the next call rings again
                 self.dormant = True
                 raise
@@ -378,8 +377,9 @@ class Background:
             objects = [*self._engine.transport.waitables(hosts), *self._deaths]
             changes = self._changes()
         except Exception as error:  # a defect of ours must not vanish with the thread
-            logger.exception("the background thread of a manager failed")
-            self._engine.supervisor.repair.raise_later(error)
+            logged(logging.ERROR, "the background thread of a manager failed", exc_info=error)
+            if not isinstance(error, MemoryError):  # then the next call does it once more
+                self._engine.supervisor.repair.raise_later(error)
             self.dormant = True
             self._deaths = []  # what it failed at may still be there: wait for the next call
             return False
@@ -827,7 +827,12 @@ class Engine:
         if self.transport.needs_attention:
             self.transport.attend()
         while arrivals and not self.closing:
-            handle(*arrivals.popleft())
+            arrival = arrivals.popleft()
+            try:
+                handle(*arrival)
+            except MemoryError:
+                arrivals.appendleft(arrival)  # it is handled when there is some
+                raise
 
     def _collect(self) -> None:
         """Apply what has arrived in the block besides replies to posted steps."""
@@ -842,13 +847,14 @@ class Engine:
         end = f"{f'`kill {os.getpid()}`' if is_ignored else 'Ctrl-C'} or close() ends it."
         if self.units is not None and self.units.lacks:
             text = "%s has been waiting for %s, for %s. %s"
-            logger.warning(text, doing, waited, self.units.lacks, end)
+            logged(logging.WARNING, text, doing, waited, self.units.lacks, end)
             return
         watch, pids = self.watch, self.transport.pids
         board = None if watch is None else watch.board
         # Only of worker processes, and where there are boards to be found, a dump shows stacks.
         ask = f" `envmgr dump {os.getpid()}` shows the line." if pids and board is not None else ""
-        logger.warning(
+        logged(
+            logging.WARNING,
             "%s has been waiting for %s: %s.%s Without step_timeout and reset_timeout this "
             "can last for ever; %s",
             doing,

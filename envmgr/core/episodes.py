@@ -62,7 +62,7 @@ def record_of(env: ManagedEnv) -> EnvRecord:
     """Return what is known of an env at rest."""
     return EnvRecord(
         state=env.table.states[env.env_id],
-        obs=env.obs,
+        obs=env.table.observed.shown_again(env.env_id),
         timestep=env.timestep,
         doomed=env.failed_while_ready,
         fresh=env.fresh,

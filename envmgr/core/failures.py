@@ -9,7 +9,6 @@ decides. `Repair` finds out how things are, and does what the rules say.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import signal
@@ -483,7 +482,12 @@ def protocol(env: ManagedEnv, reason: str, *, loses_host: bool = True) -> EnvPro
     )
 
 
-def abnormal_timestep(env: ManagedEnv, failure: EnvFailure, env_info: Any = None) -> EnvTimestep:
+def abnormal_timestep(
+    env: ManagedEnv,
+    failure: EnvFailure,
+    env_info: Any = None,
+    shown: Mapping[int, Any] | None = None,
+) -> EnvTimestep:
     """Return the one timestep that stands for an action whose env failed.
 
     Args:
@@ -491,12 +495,12 @@ def abnormal_timestep(env: ManagedEnv, failure: EnvFailure, env_info: Any = None
         failure: becomes `info["error"]`.
         env_info: what the env itself said, if it did: a dict, or a list or tuple of dicts, whose
             form is kept.
+        shown: by env_id: what `Observed.shown_again` has given before.
     """
-    obs = env.obs
-    # Without memory, or where a part refuses to be copied, the user gets what is there: a timestep
-    # that could not be made would leave the env waiting for ever.
-    with contextlib.suppress(Exception):
-        obs = copy.deepcopy(obs)
+    if shown is not None and env.env_id in shown:
+        obs = shown[env.env_id]
+    else:
+        obs = env.table.observed.shown_again(env.env_id)
     reward, terminated, truncated = env.table.observed.lost_step(env.env_id, obs)
     marks = {"abnormal": True, "terminated": terminated, "truncated": truncated, "error": failure}
     info: Any
@@ -508,6 +512,8 @@ def abnormal_timestep(env: ManagedEnv, failure: EnvFailure, env_info: Any = None
         info = {**(env_info if isinstance(env_info, Mapping) else {}), **marks}
     return EnvTimestep(obs, reward, True, info)
 
+
+_FAILS = (EnvState.INIT, EnvState.RUN, EnvState.RESET)
 
 _CALL_LOOK_S = 0.05
 """How often it is looked whether hosts, which only a call can start, can be started now."""
@@ -553,9 +559,11 @@ class Renewals:
             self._hosts.pause(envs, _CALL_LOOK_S, Next.RENEW_HOST)
             return
         for env in envs:
-            env.follow_up = Next.NOTHING
             self._begin_generation(env)
         self._hosts.start(envs)
+        for env in envs:
+            if env.phase is Phase.STARTING:  # else it waits for its turn
+                env.follow_up = Next.NOTHING
 
     def _begin_generation(self, env: ManagedEnv) -> None:
         env.generation += 1
@@ -667,6 +675,7 @@ class Repair:
         self._selections = selections
         self._spares = spares
         self._failed_in_launch: Counter[int] = Counter()  # resets, by index of the host
+        self._shown: dict[int, Any] = {}  # by env_id, while a failure is answered: see `prepare`
         self.quiet = False
         self.launch_failures: dict[int, EnvFailure] = {}
         self.fatal_errors: deque[Exception] = deque()
@@ -674,6 +683,15 @@ class Repair:
         self.urgent = False
 
     # -- a failure --------------------------------------------------------------------------
+
+    def prepare(self, group: HostGroup) -> None:
+        """Get what takes memory of the failure of an env, or of all in a host: call `fail` then.
+
+        If there is none, nothing was changed, and whatever the failure follows from can be handled
+        once more.
+        """
+        stepping = [env.env_id for env in group.envs if env.phase is Phase.STEPPING]
+        self._shown = {i: self._table.observed.shown_again(i) for i in stepping}
 
     def fail(
         self,
@@ -732,6 +750,39 @@ class Repair:
             self._lose_host(env, failure)
         else:
             self._replace_host_if_wanted(env.group)
+        self._shown = {}
+
+    def rescue(self, group: HostGroup, failure: EnvFailure) -> None:
+        """What came of a host was applied in part, for lack of memory or by a defect.
+
+        However far that was, its envs are built anew: none is left waiting for what does not come.
+
+        Args:
+            group: the envs.
+            failure: of one of them.
+        """
+        launching = self._table.launching
+        for env in group.present():
+            self._hosts.look_after(env)
+            own = failure if env.env_id == failure.env_id else of_neighbour(env, failure)
+            if launching:
+                self.launch_failures.setdefault(env.env_id, own)
+            if env.phase is Phase.CALLING and env.result is None:
+                env.result = own
+            if env.phase is Phase.STEPPING and env.timestep is None:
+                env.timestep = abnormal_timestep(env, own)
+                self._statistics.abnormal += 1
+            state = self._states[env.env_id]
+            if state is EnvState.RUN and env.phase is not Phase.STEPPING:
+                env.failed_while_ready = own
+            elif state in _FAILS:
+                self._table.happened(env.env_id, Event.FAILED)
+            if env.phase is not Phase.ENDING:
+                self._hosts.leave(env, Next.NOTHING if launching else Next.RENEW_HOST)
+        if group.host_id is None:
+            self.renewals.host_ended(group)
+        elif not group.is_ending:
+            self._hosts.end(group, ask=False)
 
     # -- how things are ---------------------------------------------------------------------
 
@@ -809,7 +860,7 @@ class Repair:
             elif each is Gets.NO_OBSERVATION:
                 env.fresh = None
             elif each is Gets.TIMESTEP:
-                env.timestep = abnormal_timestep(env, failure, env_info)
+                env.timestep = abnormal_timestep(env, failure, env_info, self._shown)
                 self._statistics.abnormal += 1
             else:
                 self._table.happened(env.env_id, Event.FAILED)
@@ -1055,11 +1106,11 @@ class Repair:
     def _answer_unexecuted(self, env: ManagedEnv) -> None:
         """Give the action of an env its abnormal timestep, and catch up with its repair."""
         failure = env.failed_while_ready
-        env.failed_while_ready = None
         if failure is None:
             raise RuntimeError("an env without failure: a defect of envmgr, please report it")
         env_id = env.env_id
-        env.timestep = abnormal_timestep(env, failure)
+        env.timestep = abnormal_timestep(env, failure)  # first: there may be no memory for it
+        env.failed_while_ready = None
         self._statistics.abnormal += 1
         self._table.happened(env_id, Event.FAILED)
         if env.dropped:

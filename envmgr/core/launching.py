@@ -19,12 +19,10 @@ from envmgr.errors import EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.proc import resident_bytes
 from envmgr.seeding import Seeds
-from envmgr.texts import counted, env_ids_text
+from envmgr.texts import counted, env_ids_text, logged
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import Op
 from envmgr.worker.copies import copied_params
-
-logger = logging.getLogger("envmgr")
 
 _LOOK_EVERY_S = 0.1
 """How often to look whether an import takes too long."""
@@ -65,7 +63,7 @@ def await_units(engine: Engine) -> None:
             return True
         if units.lacks and not told:
             told = True
-            logger.warning("the launch waits for %s", units.lacks)
+            logged(logging.WARNING, "the launch waits for %s", units.lacks)
         return False
 
     if not are_had():
@@ -143,7 +141,8 @@ def _warn_of_memory(engine: Engine) -> None:
         return
     largest = max(map(resident_bytes, engine.transport.pids.values()), default=0)
     if largest > limit:
-        logger.warning(
+        logged(
+            logging.WARNING,
             "manager.max_worker_rss_mb is %g, but a worker has %.0f MB as soon as it is launched, "
             "so that it is replaced after each episode. Set it well above that, or leave it out.",
             limit / 1e6,

@@ -7,6 +7,7 @@ observation of each env is the newest one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -767,6 +768,7 @@ class Observed:
         The buffer that it is in is not that of the next observation, nor of the one after that.
         """
         self.of((env_id,))
+        self._buffer_bytes[env_id] = _NO_BUFFER  # what is written there now is nobody's
         self._readers[env_id].detach()
 
     def of(self, env_ids: Sequence[int]) -> list[Any]:
@@ -778,14 +780,33 @@ class Observed:
                 self._fetch(missing)
         return [kept[i] for i in env_ids]
 
+    def shown_again(self, env_id: int) -> Any:
+        """Return the newest observation of an env once more, as an object of its own.
+
+        Where it came through shared memory it is as the env gave it; else as its user has left it,
+        which is the very object if that refuses to be copied.
+        """
+        if self._buffer_bytes[env_id] != _NO_BUFFER and self.arena is not None:
+            (observation,) = self._read_rows([env_id])
+        else:
+            observation = self._kept[env_id]
+        try:
+            return copy.deepcopy(observation)
+        except MemoryError:
+            raise
+        except Exception:  # whatever a __deepcopy__ may raise
+            return observation
+
     def _fetch(self, env_ids: list[int]) -> None:
+        for env_id, observation in zip(env_ids, self._read_rows(env_ids), strict=True):
+            self._kept[env_id] = observation
+            self._in_arena[env_id] = 0
+
+    def _read_rows(self, env_ids: list[int]) -> list[Any]:
         array, arena = np.array(env_ids, dtype=np.int64), self.arena
         if arena is None:
             raise RuntimeError("buffers without an arena: a defect of envmgr, please report it")
-        found = arena.rows(env_ids, array, self._buffer_of[array].tobytes())
-        for env_id, observation in zip(env_ids, found, strict=True):
-            self._kept[env_id] = observation
-            self._in_arena[env_id] = 0
+        return arena.rows(env_ids, array, self._buffer_of[array].tobytes())
 
     def taken_as_rows(self, selection: ObservedEnvs, buffers: Where, found: Sequence[Any]) -> None:
         """The newest observations of envs are in `buffers`, and were handed out one by one."""
@@ -815,12 +836,12 @@ class Observed:
     def newest_batch(self, selection: RowsOfArena) -> Any:
         """Return the newest observations of envs as one batch, as an arena does.
 
-        None if some of them were handed out one by one.
+        None if some of them did not come through shared memory.
         """
-        rows = selection.rows
-        if self.arena is None or 0 in self._is_in_arena[rows].tobytes():
+        buffers = self._buffer_of[selection.rows].tobytes()
+        if self.arena is None or _NO_BUFFER in buffers:
             return None
-        return self.arena.batch(selection, one_of(self._buffer_of[rows].tobytes()))
+        return self.arena.batch(selection, one_of(buffers))
 
     def counted(self, env_ids: Iterable[int], request: int) -> None:
         """These envs are sent an action; the same request counts once."""

@@ -31,12 +31,11 @@ from envmgr.core.phases import Phase
 from envmgr.core.slots import Slots
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
+from envmgr.texts import logged
 from envmgr.transport.base import at_most
 from envmgr.transport.process.threads import thread_name
 from envmgr.transport.ready import Waker, Watch, await_any, fds_of
 from envmgr.wire.block import fence
-
-logger = logging.getLogger("envmgr")
 
 T = TypeVar("T")
 
@@ -381,8 +380,9 @@ class Owner:
                 if not self._ending:
                     again, seconds = self._round()
             except Exception as error:  # a defect of ours must not vanish with the thread
-                logger.exception("the owner of an engine failed")
-                self._engine.supervisor.repair.raise_later(error)
+                logged(logging.ERROR, "the owner of an engine failed", exc_info=error)
+                if not isinstance(error, MemoryError):  # then it is done once more in a moment
+                    self._engine.supervisor.repair.raise_later(error)
                 again, seconds = False, LOOK_EVERY_S
             except BaseException:  # of the code of an env that runs here: its host counts as dead
                 again, seconds = True, 0.0

@@ -596,7 +596,7 @@ class Slots:
             if limit_s is None or limit_s > most_s:
                 own = OwnLimit(_CANCELLING, most_s, "release_timeout", charged=False)
                 limits.set_own(env, own)
-                limits.since_then(env, began)
+                env.since = began
             elif own is not None:
                 limits.own[env.env_id] = own._replace(phases=_CANCELLING)
         elif env.deadline > self._clock() + release_s:

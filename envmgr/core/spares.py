@@ -20,10 +20,9 @@ from envmgr.core.setup import EnvSetup
 from envmgr.core.statistics import Statistics
 from envmgr.core.table import NEVER, ManagedEnv
 from envmgr.lifecycle import EnvState, Event
+from envmgr.texts import logged
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import UNANSWERED, Op
-
-logger = logging.getLogger("envmgr")
 
 NO_SPARES = {"spare_env_num": 0, "spares_ready": 0}
 """The figures of a manager that has none."""
@@ -254,7 +253,8 @@ def takers_of(factories: Sequence[EnvFactory], spare: EnvFactory) -> tuple[bool,
     kind, *kinds = _kinds_of([spare, *factories])
     alone = [env_id for env_id, other in enumerate(kinds) if other != kind]
     if alone:
-        logger.warning(
+        logged(
+            logging.WARNING,
             "envs %s take no spare: their env_fn is another than that of the spares. Give all envs "
             "one function, as in env_fn=[make_env] * n",
             alone,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
@@ -133,7 +134,8 @@ class Statistics:
     def _note(self, failure: EnvFailure) -> None:
         self.latest_failures.append(failure)
         if self.log is not None:
-            self.log(failure)
+            with suppress(Exception):  # as in `texts.logged`: the repair goes on
+                self.log(failure)
 
     def note_failed(self, env_id: int, generation: int, time_s: float) -> None:
         """Note when an env has failed, or has lost its host."""

@@ -7,7 +7,6 @@ a fake transport and a clock they move by hand.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -27,11 +26,8 @@ from envmgr.core.table import EpisodeRules, ManagedEnv, Selections
 from envmgr.lifecycle import EnvState, Event
 from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
-from envmgr.transport.base import Arrival
 from envmgr.wire.messages import EnvDescription, Op
 from envmgr.worker.copies import copied_arguments
-
-logger = logging.getLogger("envmgr")
 
 T = TypeVar("T")
 
@@ -53,6 +49,8 @@ class Supervisor:
         selections: envs that are stepped together.
         collector: finds what has arrived, and hands it out.
         step_on: applies ordinary steps that have come by message, as `ReplyEffects` does.
+        handle: applies all else that comes, as `ReplyDispatcher` does; not to be interrupted.
+        time_out: likewise says that an env has exceeded the limit of what it is doing.
     """
 
     def __init__(
@@ -125,6 +123,7 @@ class Supervisor:
             raise_non_finite=rules.raise_non_finite,
         )
         self.step_on = answers.step_on
+        self.handle, self.time_out = self._dispatcher.handle, self._dispatcher.time_out
         self.collector = Collector(
             hosts,
             self._episodes,
@@ -143,10 +142,6 @@ class Supervisor:
         return {i: known[i] for i in sorted(known) if i < len(self.envs)}
 
     # -- what comes -------------------------------------------------------------------------
-
-    def handle(self, host_id: int, arrival: Arrival) -> None:
-        """Apply what came from a host; not to be interrupted."""
-        self._dispatcher.handle(host_id, arrival)
 
     def apply_ordinary(self) -> bool:
         """Apply what has arrived by another way than by message, as far as that is ordinary.
@@ -315,10 +310,6 @@ class Supervisor:
         restored = self._episodes.restorations.restored
         return restored.get(env_id) == self.table.episodes[env_id]
 
-    def time_out(self, env: ManagedEnv) -> None:
-        """An env has exceeded the limit of what it is doing, unless it has just done it."""
-        self._dispatcher.time_out(env)
-
     # -- steps ------------------------------------------------------------------------------
 
     def _go_on(self, collected: HandedOut) -> None:
@@ -354,19 +345,26 @@ class Supervisor:
         """Act on deadlines that have passed. What had arrived before has been handled."""
         limits = self.hosts.limits
         now = limits.clock()
-        for env_id in limits.timed_out_steps(now):
-            self.hosts.look_after(self.envs[env_id])
-        for env in limits.due(now):
-            if not limits.is_due(env):
-                continue  # settled together with another env of its host
-            if env.phase is Phase.ENDING:
-                self.hosts.end(env.group, ask=False)
-            elif env.phase is Phase.PAUSING:
-                self.repair.renewals.proceed(env)
-            else:
-                self._dispatcher.time_out(env)
-        if self.hosts.starts is not None:
-            self._give_turns(self.hosts.starts)
+        try:
+            for env_id in limits.timed_out_steps(now):
+                self.hosts.look_after(self.envs[env_id])
+            for env in limits.due(now):
+                if limits.is_due(env):  # else settled together with another env of its host
+                    self._act_on(env)
+            if self.hosts.starts is not None:
+                self._give_turns(self.hosts.starts)
+        except Exception:  # without memory, say: what is due is due still
+            limits.remember(now)
+            raise
+
+    def _act_on(self, env: ManagedEnv) -> None:
+        """Act on the deadline of an env, which has passed."""
+        if env.phase is Phase.ENDING:
+            self.hosts.end(env.group, ask=False)
+        elif env.phase is Phase.PAUSING:
+            self.repair.renewals.proceed(env)
+        else:
+            self._dispatcher.time_out(env)
 
     def stop(self) -> None:
         """All envs are VOID from now on; what was owed is cancelled."""

@@ -87,7 +87,7 @@ from envmgr.optional_packages import own_part
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Seeds, seeds_by_env, seeds_of_spares
 from envmgr.spaces.reading import error_text
-from envmgr.texts import counted, env_ids_text
+from envmgr.texts import counted, env_ids_text, logged
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, EnvIds, EnvTimestep, monotonic
 from envmgr.views import DictView, array_batch
@@ -99,8 +99,6 @@ if TYPE_CHECKING:
     from envmgr.observing.episode_log import EpisodeLog
 
 T = TypeVar("T")
-
-logger = logging.getLogger("envmgr")
 
 _MOST_INTERRUPTS = 10
 """So many of them may come while a manager is closed."""
@@ -1090,7 +1088,7 @@ class EnvManager:
     def _warn_once(self, what: str, text: str) -> None:
         if what not in self._warned:
             self._warned.add(what)
-            logger.warning("%s", text)
+            logged(logging.WARNING, "%s", text)
 
     def _begin_resets(
         self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]

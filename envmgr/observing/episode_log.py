@@ -25,9 +25,8 @@ from envmgr.core import ArrayBatch, EnvTable
 from envmgr.core.journal import Fate
 from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvRaised, EnvTimeout
 from envmgr.outcomes import Outcome, OutcomeStatus, failure_in, status_of, summed
+from envmgr.texts import logged
 from envmgr.types import Clock, EnvTimestep, is_abnormal, monotonic
-
-logger = logging.getLogger("envmgr")
 
 _MOST_OF_A_NAME = 200
 """So many characters of the name of an exception's class are written; envs choose it."""
@@ -285,7 +284,8 @@ class EpisodeLog:
     def _failed(self, error: OSError) -> None:
         if not self._has_failed:
             self._has_failed = True
-            logger.error(
+            logged(
+                logging.ERROR,
                 "lines are missing in the episode log %r: %s. Make room for it; the run goes on.",
                 self._path,
                 error,

@@ -15,10 +15,9 @@ from typing import Any
 from envmgr.core.engine import Engine
 from envmgr.core.statistics import Notes
 from envmgr.errors import UnreadableRunError
+from envmgr.texts import logged
 from envmgr.whole_files import write_whole
 from envmgr.wire.timeline import BATCH, STEP, Done
-
-logger = logging.getLogger("envmgr")
 
 FORMAT = 1
 TRAINER, HOSTS, ENVS = 1, 2, 3
@@ -54,7 +53,7 @@ def write_trace(path: str, engine: Engine) -> None:
             text = json.dumps(trace_of(notes), allow_nan=False, separators=(",", ":"))
             write_whole(path, text.encode())
         except OSError as error:
-            logger.warning("the timeline cannot be written to %r: %s", path, error)
+            logged(logging.WARNING, "the timeline cannot be written to %r: %s", path, error)
 
 
 def _names(notes: Notes) -> Iterator[dict[str, Any]]:

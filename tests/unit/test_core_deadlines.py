@@ -98,6 +98,23 @@ def test_a_limit_passes_exactly_when_it_is_reached(
     assert f"exceeded the {limit_s:g} s of {key} in its {during}" in str(failure)
 
 
+def test_a_step_that_exceeds_its_limit_while_there_is_no_memory_does_so_when_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(env_id: int) -> None:
+        raise MemoryError
+
+    rig = in_work(Phase.STEPPING)
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.supervisor.table.observed, "shown_again", fail)
+        with pytest.raises(MemoryError):
+            rig.advance(2.0)
+    assert not rig.supervisor.statistics.failures_by_env
+    rig.advance(0.0)
+    assert isinstance(rig.deliver(0)[0].info["error"], EnvTimeout)
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
+
+
 @every_limit
 def test_what_arrived_by_then_counts(work: Phase, limit_s: float, key: str, during: str) -> None:
     rig = in_work(work)

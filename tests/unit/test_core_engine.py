@@ -692,6 +692,28 @@ def test_a_defect_in_the_background_surfaces_from_the_next_call(
     it.engine.close(0.0)
 
 
+def test_what_the_background_has_no_memory_for_is_done_by_the_next_call(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    it = behind(patched)
+    it.rig.reset(params={})  # by message
+    it.call()
+    handle = it.rig.supervisor.handle
+
+    def fail(*args: Any) -> None:
+        raise MemoryError
+
+    it.rig.supervisor.handle = fail
+    it.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
+    assert not it.background._carry_on()
+    it.rig.supervisor.handle = handle
+    with it.engine.calling:
+        it.engine.collect()
+    assert it.rig.supervisor.repair.fatal is None
+    assert it.rig.supervisor.states[0] is EnvState.RUN
+    it.engine.close(0.0)
+
+
 def test_the_background_ends_with_the_engine(patched: pytest.MonkeyPatch) -> None:
     it = behind(patched)
     it.rig.reset()

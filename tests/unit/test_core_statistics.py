@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envmgr.core.phases import Phase
 from envmgr.core.statistics import Tracer
-from envmgr.errors import EnvCrash
+from envmgr.errors import EnvCrash, EnvFailure
 from envmgr.policy import FailurePolicy
 from tests.fakes import FakeClock
 from tests.rig import Rig, over_routes
@@ -48,3 +48,16 @@ def test_what_hosts_do_not_note_is_noted_by_the_trainer() -> None:
         clock.advance_to(moment)
         tracer.changed(3, phase)
     assert list(tracer._phases) == [(3, "construction", 8.0, 10.0)]
+
+
+@over_routes
+def test_a_log_of_failures_that_raises_keeps_no_env_from_being_repaired() -> None:
+    def fail(failure: EnvFailure) -> None:
+        raise OSError(28, "No space left on device")
+
+    rig = Rig(2).launch()
+    rig.supervisor.statistics.log = fail
+    rig.send(0)
+    rig.die()
+    assert rig.supervisor.statistics.renewals == 1
+    assert rig.deliver(0)[0].info["abnormal"]

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import logging
+from pathlib import Path
+
+import pytest
+
+import envmgr
 from envmgr.lifecycle import EnvState
 from envmgr.wire.messages import Attribute, Op
 from tests.rig import Rig, over_routes
@@ -59,3 +66,29 @@ def test_what_a_call_had_in_hand_that_did_not_return_is_cancelled_at_the_end() -
     assert supervisor.statistics.accounts() == accounts
     rig.engine.close(0.0)
     assert supervisor.statistics.accounts() == {**accounts, "cancelled": 1, "outstanding": 0}
+
+
+# -- what is logged -------------------------------------------------------------------------------
+
+
+def test_nothing_is_logged_but_through_what_swallows_the_errors_of_handlers() -> None:
+    folder = Path(envmgr.__file__).parent
+    bare = [
+        f"{path.relative_to(folder)}:{node.lineno}"
+        for part in ("core", "manager", "observing")
+        for path in sorted((folder / part).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("logger", "logging")
+        if node.attr in ("log", "debug", "info", "warning", "error", "exception", "critical")
+    ]
+    assert bare == []
+
+
+def test_a_handler_of_the_log_that_raises_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(logging.getLogger("envmgr"), "handlers", [Full()])
+    rig = Rig().launch()
+    rig.engine.warn_of_wait("step", 99.0)

@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 
+from envmgr.texts import logged
 from envmgr.transport.base import HostDied
 from envmgr.transport.process.stacks import of_envs
 from envmgr.worker.crash_report import (
@@ -17,8 +18,6 @@ from envmgr.worker.crash_report import (
     STDERR_AT,
     STDERR_BYTES,
 )
-
-logger = logging.getLogger("envmgr")
 
 _MOST_LINES = 40
 
@@ -76,7 +75,8 @@ class LastWords:
 def warn_of_fault(died: HostDied) -> None:
     """Log a fatal fault of a worker that was asked to end: no failure reports it."""
     if died.exit_status in _FAULTS and died.last_words:
-        logger.warning(
+        logged(
+            logging.WARNING,
             "a worker that was to end was killed by %s\n\nThe end of its stderr:\n%s",
             signal.Signals(-died.exit_status).name,
             died.last_words,
