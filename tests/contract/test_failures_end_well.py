@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +18,8 @@ import pytest
 
 import envmgr
 from envmgr.core.engine import Engine
+from envmgr.transport.process.connections import Connections
+from envmgr.transport.process.shared_files import SharedFiles
 
 
 class Single:
@@ -157,3 +162,33 @@ def test_a_failure_is_answered_once_wherever_memory_runs_out(
             figures = manager.stats()
             assert figures["actions"] == figures["timesteps"] == 6
     assert k > 400
+
+
+@pytest.mark.parametrize("part", [(Connections, "read_last"), (SharedFiles, "drop_bell")])
+def test_a_dead_worker_is_replaced_though_memory_runs_out_as_its_end_is_noticed(
+    part: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, hosts = getattr(*part), list[int]()
+
+    def short(owner: Any, host_id: int) -> None:
+        hosts.append(host_id)
+        if len(hosts) == 1:
+            raise MemoryError
+        real(owner, host_id)
+
+    with envmgr.make(Fails, env_num=2, type="subprocess") as manager:
+        manager.step({0: 0, 1: 0})
+        timesteps: dict[int, Any] = {}
+        with monkeypatch.context() as patched:
+            patched.setattr(*part, short)
+            os.kill(manager.stats()["workers"][0]["pid"], signal.SIGKILL)
+            with contextlib.suppress(envmgr.errors.OutOfMemoryError):
+                timesteps.update(manager.step({0: 0, 1: 0}))
+            while manager.pending_env:
+                came = manager.recv(timeout_s=10.0)
+                assert came
+                timesteps.update(came)
+        assert len(hosts) > 1, "it was tried once more"
+        assert sorted(timesteps) == [0, 1]
+        assert timesteps[0].info["abnormal"]
+        manager.ready_arrays([0, 1])

@@ -63,6 +63,7 @@ class ProcessTransport(Transport):
         self._alive: dict[int, int] = {}  # by host_id, which of the manager's hosts it is
         self._has_closed: set[int] = set()  # hosts that closed their connection and lived on
         self._any_died = False
+        self._deaths: deque[tuple[int, HostDied]] = deque()  # not all that belongs to them was read
         self._hurried = False
         self._closed = False
         fill_standard_fds()
@@ -222,7 +223,7 @@ class ProcessTransport(Transport):
         """Whether workers have died, or are to be ended."""
         connections = self._connections
         to_end = connections.ruined or connections.deaf
-        return bool(self._any_died or to_end or self._spawner.has_deaths)
+        return bool(self._any_died or to_end or self._deaths or self._spawner.has_deaths)
 
     def attend(self) -> None:
         """End workers that are of no use any more, and reap those that have died."""
@@ -239,7 +240,7 @@ class ProcessTransport(Transport):
             if host_id in self._alive:
                 self._spawner.signal(host_id, SIGKILL)
         connections.deaf.clear()
-        if self._any_died or self._spawner.has_deaths:
+        if self._any_died or self._deaths or self._spawner.has_deaths:
             self._any_died = False
             self._collect_deaths()
 
@@ -249,7 +250,7 @@ class ProcessTransport(Transport):
         # As `needs_attention` and `silence_bell`: this runs for each batch.
         if bell is None or poll is None or self.arrivals or self._any_died or self._spawner.died:
             return False
-        if connections.unsent or connections.ruined or connections.deaf:
+        if connections.unsent or connections.ruined or connections.deaf or self._deaths:
             return False
         found = poll(timeout_s)
         if len(found) != 1 or found[0][0] != bell:
@@ -268,7 +269,10 @@ class ProcessTransport(Transport):
         return [channel, self._waker] if death is None else [channel, self._waker, death]
 
     def _collect_deaths(self) -> None:
-        for host_id, died in self._spawner.deaths():
+        deaths = self._deaths
+        deaths.extend(self._spawner.deaths())
+        while deaths:
+            host_id, died = deaths[0]  # it stays there if there is no memory for what follows
             self._connections.read_last(host_id)
             self._shared.drop_bell(host_id)
             if self._large_messages is not None:
@@ -281,6 +285,7 @@ class ProcessTransport(Transport):
                 self._has_closed.discard(host_id)
                 died = died._replace(exit_status=None, detail=_HAS_CLOSED)
             self.arrivals.append((host_id, died))
+            deaths.popleft()
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return connections, and what reports the deaths of their hosts."""
