@@ -105,7 +105,7 @@ class Contestant:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(line + b"\n")
             process.stdin.flush()
-        if not wait([process.stdout], limit_s):  # `select` knows no fds above 1023
+        if not wait([process.stdout.fileno()], limit_s):  # `select` knows no fds above 1023
             raise ContestantError(f"nothing came within {limit_s:.0f} s")
         answer = process.stdout.readline()
         if not answer:
