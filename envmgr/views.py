@@ -133,11 +133,7 @@ class TreeView(DictView):
         try:
             stacked = self._trees.stacked(list(observations.values()))
         except ValueError as error:
-            raise SpaceMismatchError(
-                f"the observations of envs {short_text(self._read)} are no batch: envs of V2 kinds "
-                "have to give arrays of one structure and shape; the other kinds give observations "
-                f"one by one. ({error})"
-            ) from error
+            raise _no_arrays("observations", self._read, error) from error
         return self._trees.tree(stacked) if isinstance(stacked, dict) else stacked
 
     def rows(self, ready_ids: list[int]) -> list[int]:
@@ -169,24 +165,37 @@ class TreeView(DictView):
         """Return a treetensor with `obs reward done info env_id` for each timestep.
 
         Their arrays are nobody else's: who changes them changes neither `ready_obs` nor the block.
+
+        Raises:
+            SpaceMismatchError: an observation or reward without fixed layout is no array.
         """
         tree, arrays, info_arrays = self._trees.tree, self._trees.arrays, self._trees.info_arrays
-        return [
-            tree(
-                {
-                    "obs": arrays(obs),
-                    "reward": arrays(reward),
-                    "done": np.array(done),
-                    "info": info_arrays(info),
-                    "env_id": np.array(env_id),
-                }
-            )
-            for env_id, (obs, reward, done, info) in timesteps.items()
-        ]
+        try:
+            return [
+                tree(
+                    {
+                        "obs": arrays(obs),
+                        "reward": arrays(reward),
+                        "done": np.array(done),
+                        "info": info_arrays(info),
+                        "env_id": np.array(env_id),
+                    }
+                )
+                for env_id, (obs, reward, done, info) in timesteps.items()
+            ]
+        except ValueError as error:
+            raise _no_arrays("timesteps", list(timesteps), error) from error
 
     def forget(self) -> None:
         """Pair the next actions with a newer `ready_obs`."""
         self._read = None
+
+
+def _no_arrays(what: str, env_ids: list[int], error: ValueError) -> SpaceMismatchError:
+    return SpaceMismatchError(
+        f"the {what} of envs {short_text(env_ids)} are no batch: envs of V2 kinds have to give "
+        f"arrays of one structure and shape; the other kinds give {what} one by one. ({error})"
+    )
 
 
 def import_treetensor() -> Any:

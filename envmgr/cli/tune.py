@@ -255,13 +255,14 @@ def _tuned_text(text: str, overrides: Sequence[str], tuned: Tuned) -> str:
         changes[tuple(part.strip() for part in dotted.split("."))] = load_yaml(value, override)
     notes: dict[tuple[str, ...], str] = {}
     ratio, before = tuned.row_of(tuned.best).ratio or 0.0, tuned.now.as_config()
+    beside = f"{ratio:.2f} x the steps/s, with all that is marked so"
+    if tuned.row_of(tuned.now).measured is None:
+        beside = "with which it cannot be run, with all that is marked so"
     for key, value in tuned.changes.items():
         whole = isinstance(value, float) and value.is_integer()
         changes["manager", key] = int(value) if whole else value
         was = _shown(before[key])
-        notes["manager", key] = (
-            f"tuned, was {was}: {ratio:.2f} x the steps/s, with all that is marked so"
-        )
+        notes["manager", key] = f"tuned, was {was}: {beside}"
     return edited(text, changes, notes)
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+from functools import partial
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from envmgr.cli import main
+from envmgr.config import default_manager_config
 from envmgr.config_file import load_config
+from envmgr.tuning.benchmark_process import Contestant
 
 
 @pytest.mark.timeout(180)  # imports of several processes; most of it is waiting for a core
@@ -61,3 +68,16 @@ def test_bad_input_is_refused(
     Path("c.yaml").write_text("env: {id: CartPole-v1}\nmanager: {env_num: 2}\n")
     assert main(arguments) == code
     assert said in capsys.readouterr().err
+
+
+def test_a_process_of_its_own_is_measured_where_many_files_are_open() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2048), before[1]))
+    with contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        for _ in range(1100):  # `select` knows fds below 1024
+            opened.enter_context(open(os.devnull))
+        config = dict(default_manager_config({"type": "base", "env_num": 1}))
+        contestant = Contestant(None, [partial(gymnasium.make, "CartPole-v1")], config, 60.0)
+        opened.callback(contestant.close)
+        assert contestant.run(0.05) > 0

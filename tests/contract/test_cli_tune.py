@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from envmgr.cli import main
-from envmgr.cli.tune import _cells, _tuned_text, conclusion
+from envmgr.cli.tune import _cells, _print, _tuned_text, conclusion
 from envmgr.config import to_plain
 from envmgr.config.env_factories import env_factories
 from envmgr.config_file import load_config
@@ -142,6 +142,24 @@ def test_envs_without_workers_are_named_where_they_are_faster_and_never_chosen()
     )
     assert "--kinds base,subprocess" in said(4.5)
     assert "4.50 x" in said(4.5)
+
+
+def test_nothing_is_compared_with_a_present_setting_that_cannot_be_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = Row(Setting("subprocess"), None, None, 0.0, error="it has no display")
+    best, other = _row("thread", None, 1.5), _row("base", None, 1.0)
+    profile = Profile(Trial(1, 1.0, 0.0, 1, 1, 1.0), (1.0,), (1.0,))
+    changes = changes_of(best.setting, now.setting)
+    tuned = Tuned(profile, None, now.setting, best.setting, (best, other, now), changes)
+    _print(tuned)
+    printed = capsys.readouterr().out
+    assert "beside the slowest" in printed
+    assert "now" not in conclusion(tuned)
+    assert conclusion(tuned).startswith(
+        "thread: 1,500 steps per second; the present setting cannot be run. It changes type from"
+    )
+    assert "was subprocess: with which it cannot be run" in _tuned_text(CONFIG, [], tuned)
 
 
 def test_a_setting_whose_steps_return_some_of_the_timesteps_says_so() -> None:

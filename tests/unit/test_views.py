@@ -419,3 +419,8 @@ class TestAsInDIEngine:
     def test_what_is_no_batch_is_refused(self, one: Any, other: Any) -> None:
         with pytest.raises(SpaceMismatchError, match=r"envs \[2, 5\] are no batch"):
             TreeView().ready({2: one, 5: other})
+
+    def test_timesteps_that_are_no_arrays_are_refused_likewise(self) -> None:
+        timesteps = {2: step(np.zeros(2)), 5: step((np.zeros(2), np.zeros(3)))}
+        with pytest.raises(SpaceMismatchError, match=r"timesteps of envs \[2, 5\] are no batch"):
+            TreeView().timesteps(timesteps)
