@@ -28,7 +28,7 @@ SUITES ?= .venv-suites
 MATRIX = 3.10 3.11 3.12 3.13
 # The oldest Python of the matrix runs with the oldest numpy and gymnasium that setup.cfg allows.
 OLDEST_PYTHON = 3.10
-OLDEST = numpy==1.26.* gymnasium==1.0.*
+OLDEST = numpy==1.26.* gymnasium==1.1.*
 
 RAY_VENV ?= .venv-ray
 # OpenEnv and TRL, which bring a hundred packages.

@@ -18,7 +18,7 @@ from envmgr.config.kind_sections import GymVector
 from envmgr.config.merge import to_plain
 from envmgr.env import BatchedEnvSpec, VectorBatch
 from envmgr.env.contract import EnvContractError, describe
-from envmgr.env.vector_forms import is_vector_env, refuse_old_gymnasium
+from envmgr.env.vector_forms import is_vector_env
 from envmgr.errors import ConfigError
 from envmgr.interpreters import clean_children
 from envmgr.types import EnvFactory
@@ -137,9 +137,7 @@ def rows_of_vector_env(env_fn: Sequence[EnvFactory], config: ManagerConfig) -> l
 
     Raises:
         ConfigError: they do not make one vector env with `env_num` rows.
-        MissingDependencyError: this version of gymnasium is too old.
     """
-    refuse_old_gymnasium()
     if any(isinstance(factory, BatchedEnvSpec) for factory in env_fn):
         return list(env_fn)
     size = config.env_num if len(env_fn) == 1 and config.env_num else len(env_fn)

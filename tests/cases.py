@@ -7,13 +7,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import gymnasium.vector
-import pytest
-
-needs_autoreset_modes = pytest.mark.skipif(
-    not hasattr(gymnasium.vector, "AutoresetMode"), reason="Gymnasium 1.0 has no autoreset modes"
-)
-
 
 def for_each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Any]:
     """Run a test for each of `cases`, as `parametrize` would, but with the fixtures made once.

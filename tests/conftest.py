@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium.vector
 import hypothesis
 import pytest
 
@@ -33,24 +32,6 @@ hypothesis.settings.load_profile("envmgr")
 _TESTS = Path(__file__).resolve().parent
 _SOAK = _TESTS.parent / "soak"
 _guard = LeakGuard()
-
-_OF_VECTOR_ENVS = (
-    "unit/test_adapters.py",
-    "unit/test_info_forms.py",
-    "unit/test_vector_batch.py",
-    "property/test_infos.py",
-    "contract/test_adapter_puffer.py",
-    "contract/test_agents.py",
-    "contract/test_forms.py",
-    "contract/test_normalizing.py",
-    "contract/test_odd_arguments.py",
-    "contract/test_texts.py",
-    "contract/test_vector_envs.py",
-    "faults/test_f25_adapters.py",
-)
-"""What uses vector envs in ways that Gymnasium has since 1.1: its 1.0 has no autoreset modes."""
-
-collect_ignore = () if hasattr(gymnasium.vector, "AutoresetMode") else _OF_VECTOR_ENVS
 
 # Workers that multiprocessing's fork server forks need not import the same again, each by itself.
 multiprocessing.set_forkserver_preload(

@@ -8,18 +8,13 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envmgr.adapters.requirements import missing
 from envmgr.config.checks import check_value, choice
 from envmgr.errors import ConfigError
 from envmgr.spaces import same_space
 from envmgr.spaces.reading import short_text
-
-try:
-    from gymnasium.vector import AutoresetMode
-except ImportError as error:  # 1.0 resets in the next step only, and does not say so
-    raise missing("envmgr.adapters.gymnasium", "gymnasium>=1.1", error) from error
 
 __all__ = [
     "AutoresetMode",

@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -344,10 +345,13 @@ def _did_you_mean(missing: str, folders: Iterable[str] = ()) -> str:
         folders: where modules of the user's are, besides the current one and that of the script.
     """
     above, _, last = missing.rpartition(".")
+    places: list[str] = []
     if above:
         places = list(getattr(sys.modules.get(above), "__path__", ()))
     else:
-        places = [*folders, "", *sys.path[:1]]
+        # Not "": what Python looks at is what was the current folder when it looked there first.
+        with contextlib.suppress(OSError):  # it may be gone
+            places = [os.path.abspath(place) for place in (*folders, "", *sys.path[:1])]
     alike = nearest(last, (found.name for found in pkgutil.iter_modules(places)))
     return f": did you mean {f'{above}.{alike}'.lstrip('.')!r}?" if alike else "."
 

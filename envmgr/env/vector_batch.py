@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from envmgr.env.batched import BatchedEnv, First
@@ -15,14 +16,12 @@ from envmgr.env.gymnasium_env import set_through_wrappers
 from envmgr.env.pictures import RowPictures
 from envmgr.env.reset_arguments import ResetArguments
 from envmgr.env.vector_forms import (
-    AutoresetMode,
     check_form,
     check_rows,
     is_of,
     knows_reset_mask,
     mode_of,
     own,
-    refuse_old_gymnasium,
     takes_lists,
 )
 from envmgr.env.vector_infos import RowInfos
@@ -65,7 +64,6 @@ class VectorBatch(BatchedEnv):
         partial_resets: bool | None = None,
         at_once: bool = False,
     ) -> None:
-        refuse_old_gymnasium()
         check_form(env)
         self.env = env
         self.num_envs = int(env.num_envs)

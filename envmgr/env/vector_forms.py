@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from envmgr.env.contract import EnvContractError, attribute, env_name
-from envmgr.errors import MissingDependencyError
 from envmgr.spaces import leafwise
-
-
-class AutoresetMode(str, Enum):
-    """When a vector env begins the next episode of a row whose episode has ended.
-
-    The names and values are gymnasium's, which has them since version 1.1.
-    """
-
-    NEXT_STEP = "NextStep"
-    """With the next step, which gives the first observation in place of what it would give."""
-    SAME_STEP = "SameStep"
-    """With the step that ends it; the terminal observation is in the info `final_obs`."""
-    DISABLED = "Disabled"
-    """When `reset(options={"reset_mask": mask})` says so."""
 
 
 def is_vector_env(built: Any) -> bool:
@@ -33,20 +18,6 @@ def is_vector_env(built: Any) -> bool:
     return isinstance(built, gymnasium.vector.VectorEnv) or (
         hasattr(built, "single_observation_space") and hasattr(built, "num_envs")
     )
-
-
-def refuse_old_gymnasium() -> None:
-    """Refuse vector envs with versions that know no `metadata["autoreset_mode"]`.
-
-    Raises:
-        MissingDependencyError: that is the case.
-    """
-    if not hasattr(gymnasium.vector, "AutoresetMode"):
-        raise MissingDependencyError(
-            "vector envs as batched envs need gymnasium 1.1 or later, which say in "
-            f"metadata['autoreset_mode'] when episodes begin; this is {gymnasium.__version__}: "
-            "pip install 'gymnasium>=1.1'"
-        )
 
 
 def mode_of(env: Any, metadata: Mapping[str, Any], given: Any) -> AutoresetMode:

@@ -5,6 +5,7 @@ Before anything is sent or lost: after each refusal the manager goes on as if no
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import threading
 from collections.abc import Callable
@@ -211,6 +212,7 @@ def test_a_module_that_does_not_exist_is_not_offered_to_be_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stones_env.py").write_text("")
+    pkgutil.get_importer("")  # it knows the folder that is the current one now, for good
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "config.yaml"
     says = r"there is no module 'stones_envv': did you mean 'stones_env'\?"

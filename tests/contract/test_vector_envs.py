@@ -323,12 +323,6 @@ def test_gym_vector_refuses(
         run()
 
 
-def test_an_old_gymnasium_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(gymnasium.vector, "AutoresetMode")
-    with pytest.raises(ImportError, match=r"gymnasium 1\.1 or later"):
-        create_env_manager({"type": "gym_vector"}, env_fn=[Walker])
-
-
 WIDE = 30
 """So many rows that their infos go as columns."""
 

@@ -403,7 +403,7 @@ def is_there(name: str) -> bool:
 
 def _source_of(module: str) -> Path | None:
     path = ROOT.joinpath(*module.split("."))
-    found = (path.with_suffix(".py"), path / "__init__.py")
+    found = (path.with_suffix(".py"), path / "__init__.py", path.with_suffix(".c"))
     return next((one for one in found if one.is_file()), None)
 
 

@@ -21,7 +21,6 @@ from envmgr.config.schema import Section, keys_of
 from envmgr.env import BatchedEnvSpec
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.managers import BaseEnvManager
-from tests.cases import needs_autoreset_modes
 
 SHORT, LONG = (partial(gymnasium.make, "CartPole-v1", max_episode_steps=n) for n in (5, 50))
 
@@ -168,7 +167,6 @@ def test_a_manager_says_what_it_is() -> None:
     )
 
 
-@needs_autoreset_modes
 def test_names_of_the_package_are_the_public_ones() -> None:
     assert dir(envmgr) == sorted(envmgr.__all__)
     assert all(getattr(envmgr, name) is not None for name in dir(envmgr))

@@ -28,7 +28,6 @@ from envmgr.errors import (
     SnapshotMismatchError,
 )
 from envmgr.manager.snapshots import EnvSnapshot
-from tests.cases import needs_autoreset_modes
 from tests.unit.test_env_states import Given
 from tests.walkers import Walker
 
@@ -205,7 +204,6 @@ def test_registered_envs_are_told_by_what_they_were_made_with(make: Any) -> None
     cart_pole(sutton_barto_reward=True, render_mode=None).restore(snapshot)
 
 
-@needs_autoreset_modes
 def test_envs_that_cannot_be_saved_say_what_is_missing(make: Any) -> None:
     def locked() -> Any:
         env = Walker()
