@@ -81,7 +81,8 @@ class LeakGuard:
         """Return what exists now."""
         return Snapshot(
             {process.key: process for process in self._processes()},
-            frozenset(threading.enumerate()),
+            # An interrupt in `Thread.start` may leave what was never started among them, for good.
+            frozenset(thread for thread in threading.enumerate() if thread.ident is not None),
             frozenset(_fds()),
             frozenset(os.listdir(_SHARED_MEMORY)) if os.path.isdir(_SHARED_MEMORY) else frozenset(),
             frozenset(_mappings()),

@@ -68,7 +68,7 @@ class _Tracer:
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
         if self._target is not None and code is self._target.code:
-            frame.f_trace_opcodes = self._target.is_opcode
+            self._trace(frame, opcodes=self._target.is_opcode)
             return self._local
         if code.co_filename.startswith(_LIBRARY) and not any(
             name in code.co_filename for name in _NOT_IN
@@ -76,9 +76,12 @@ class _Tracer:
             return self._at_entry
         if not code.co_filename.startswith(_PACKAGE) or code.co_name in _LEFT_OUT:
             return None
-        if code.co_filename.startswith(self._public):
-            frame.f_trace_opcodes = True
+        self._trace(frame, opcodes=code.co_filename.startswith(self._public))
         return self._local
+
+    def _trace(self, frame: FrameType, *, opcodes: bool) -> None:
+        frame.f_trace = self._local  # first: else Python 3.13 traces no opcodes of the frame
+        frame.f_trace_opcodes = opcodes
 
     def _at_entry(self, frame: FrameType, event: str, arg: Any) -> None:
         # Only there: between its other lines the tracer would run handlers where Python runs none.
