@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from envmgr.core.activities import awaited_text
 from envmgr.core.collect import HandedOut
+from envmgr.core.failures import NoMemoryYet
 from envmgr.core.journal import is_run
 from envmgr.core.phases import BEFORE_THE_CALLER, BEHIND_THE_CALLER
 from envmgr.core.statistics import Tracer
@@ -830,8 +831,8 @@ class Engine:
             arrival = arrivals.popleft()
             try:
                 handle(*arrival)
-            except MemoryError:
-                arrivals.appendleft(arrival)  # it is handled when there is some
+            except NoMemoryYet:
+                arrivals.appendleft(arrival)
                 raise
 
     def _collect(self) -> None:

@@ -13,7 +13,7 @@ import copy
 import logging
 import signal
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -109,6 +109,10 @@ REPORTING = (_P.STARTING, _P.RESETTING, *STEPS, _P.CALLING)
 ANYWHERE = (_P.IDLE, _P.CALLING, *STEPS, *REPAIRS)
 """Phases in which an env can fail. Posted steps are looked after before, and a host that ends has
 failed already."""
+
+
+class NoMemoryYet(MemoryError):
+    """There is no memory for what a failure shows. Nothing of it was handled."""
 
 
 @dataclass(frozen=True)
@@ -513,8 +517,6 @@ def abnormal_timestep(
     return EnvTimestep(obs, reward, True, info)
 
 
-_FAILS = (EnvState.INIT, EnvState.RUN, EnvState.RESET)
-
 _CALL_LOOK_S = 0.05
 """How often it is looked whether hosts, which only a call can start, can be started now."""
 
@@ -559,11 +561,9 @@ class Renewals:
             self._hosts.pause(envs, _CALL_LOOK_S, Next.RENEW_HOST)
             return
         for env in envs:
+            env.follow_up = Next.NOTHING
             self._begin_generation(env)
         self._hosts.start(envs)
-        for env in envs:
-            if env.phase is Phase.STARTING:  # else it waits for its turn
-                env.follow_up = Next.NOTHING
 
     def _begin_generation(self, env: ManagedEnv) -> None:
         env.generation += 1
@@ -675,7 +675,7 @@ class Repair:
         self._selections = selections
         self._spares = spares
         self._failed_in_launch: Counter[int] = Counter()  # resets, by index of the host
-        self._shown: dict[int, Any] = {}  # by env_id, while a failure is answered: see `prepare`
+        self.shown: dict[int, Any] = {}
         self.quiet = False
         self.launch_failures: dict[int, EnvFailure] = {}
         self.fatal_errors: deque[Exception] = deque()
@@ -684,14 +684,17 @@ class Repair:
 
     # -- a failure --------------------------------------------------------------------------
 
-    def prepare(self, group: HostGroup) -> None:
-        """Get what takes memory of the failure of an env, or of all in a host: call `fail` then.
+    def prepare(self, envs: Iterable[ManagedEnv]) -> None:
+        """Get the observations that `fail` shows again if these envs fail; call it then.
 
-        If there is none, nothing was changed, and whatever the failure follows from can be handled
-        once more.
+        Raises:
+            NoMemoryYet: there is no memory for them. Nothing was changed.
         """
-        stepping = [env.env_id for env in group.envs if env.phase is Phase.STEPPING]
-        self._shown = {i: self._table.observed.shown_again(i) for i in stepping}
+        stepping = [env.env_id for env in envs if env.phase is Phase.STEPPING]
+        try:
+            self.shown = {i: self._table.observed.shown_again(i) for i in stepping}
+        except MemoryError as error:
+            raise NoMemoryYet from error
 
     def fail(
         self,
@@ -750,39 +753,6 @@ class Repair:
             self._lose_host(env, failure)
         else:
             self._replace_host_if_wanted(env.group)
-        self._shown = {}
-
-    def rescue(self, group: HostGroup, failure: EnvFailure) -> None:
-        """What came of a host was applied in part, for lack of memory or by a defect.
-
-        However far that was, its envs are built anew: none is left waiting for what does not come.
-
-        Args:
-            group: the envs.
-            failure: of one of them.
-        """
-        launching = self._table.launching
-        for env in group.present():
-            self._hosts.look_after(env)
-            own = failure if env.env_id == failure.env_id else of_neighbour(env, failure)
-            if launching:
-                self.launch_failures.setdefault(env.env_id, own)
-            if env.phase is Phase.CALLING and env.result is None:
-                env.result = own
-            if env.phase is Phase.STEPPING and env.timestep is None:
-                env.timestep = abnormal_timestep(env, own)
-                self._statistics.abnormal += 1
-            state = self._states[env.env_id]
-            if state is EnvState.RUN and env.phase is not Phase.STEPPING:
-                env.failed_while_ready = own
-            elif state in _FAILS:
-                self._table.happened(env.env_id, Event.FAILED)
-            if env.phase is not Phase.ENDING:
-                self._hosts.leave(env, Next.NOTHING if launching else Next.RENEW_HOST)
-        if group.host_id is None:
-            self.renewals.host_ended(group)
-        elif not group.is_ending:
-            self._hosts.end(group, ask=False)
 
     # -- how things are ---------------------------------------------------------------------
 
@@ -860,7 +830,7 @@ class Repair:
             elif each is Gets.NO_OBSERVATION:
                 env.fresh = None
             elif each is Gets.TIMESTEP:
-                env.timestep = abnormal_timestep(env, failure, env_info, self._shown)
+                env.timestep = abnormal_timestep(env, failure, env_info, self.shown)
                 self._statistics.abnormal += 1
             else:
                 self._table.happened(env.env_id, Event.FAILED)

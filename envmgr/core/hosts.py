@@ -289,9 +289,9 @@ class Hosts:
             text = "%s: %s follows in %g s"
             logged(logging.WARNING, text, names_of(envs), follow_up.value, pause_s)
         for env in envs:
+            self._change(env, Change.PAUSE)
             env.follow_up = follow_up
             self.limits.set_deadline(env, pause_s)
-            self._change(env, Change.PAUSE)
 
     def _change(self, env: ManagedEnv, change: Change) -> None:
         self.table.changed(env.env_id, change)
@@ -340,20 +340,20 @@ class Hosts:
 
         Call `end` for all of its envs together.
         """
+        self._change(env, Change.END)
         env.follow_up = follow_up
         env.pause_s = pause_s
         env.waits = False
         env.deadline = NEVER
-        self._change(env, Change.END)  # last: what may be left half done has no meaning before
 
     def join(self, env: ManagedEnv, other: ManagedEnv) -> None:
         """Have an env without host wait for the new host that another env of its group awaits."""
+        self._change(env, Change.END if other.phase is Phase.ENDING else Change.PAUSE)
         env.host_id = other.host_id
         env.request_id = other.request_id
         env.follow_up = Next.RENEW_HOST
         env.pause_s = 0.0
         env.deadline = other.deadline
-        self._change(env, Change.END if other.phase is Phase.ENDING else Change.PAUSE)
 
     def end(self, group: HostGroup, *, ask: bool) -> None:
         """End the host of envs that `leave` it.
@@ -363,6 +363,7 @@ class Hosts:
             ask: let the host close its envs first, within the limit for closing.
         """
         leaving = [env for env in group.envs if env.phase is Phase.ENDING]
+        group.is_ending = True
         group.deadline = NEVER
         if ask:
             request_id, frame = self.prepare(leaving[0], Op.CLOSE, None)
@@ -374,7 +375,6 @@ class Hosts:
             env.request_id = request_id
             limit_s = self.limits.close_s if ask else self.transport.kill_patience_s
             self.limits.set_deadline(env, limit_s)
-        group.is_ending = True  # last: what is left half done is done once more
 
     def _kill(self, host_id: int) -> None:
         if host_id in self._killed:

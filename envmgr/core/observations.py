@@ -7,6 +7,7 @@ observation of each env is the newest one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -784,18 +785,18 @@ class Observed:
         """Return the newest observation of an env once more, as an object of its own.
 
         Where it came through shared memory it is as the env gave it; else as its user has left it,
-        which is the very object if that refuses to be copied.
+        which is the very object if that refuses to be copied, or there is no memory for it.
+
+        Raises:
+            MemoryError: there is not even memory to read it once.
         """
         if self._buffer_bytes[env_id] != _NO_BUFFER and self.arena is not None:
             (observation,) = self._read_rows([env_id])
         else:
             observation = self._kept[env_id]
-        try:
-            return copy.deepcopy(observation)
-        except MemoryError:
-            raise
-        except Exception:  # whatever a __deepcopy__ may raise
-            return observation
+        with contextlib.suppress(Exception):
+            observation = copy.deepcopy(observation)
+        return observation
 
     def _fetch(self, env_ids: list[int]) -> None:
         for env_id, observation in zip(env_ids, self._read_rows(env_ids), strict=True):

@@ -32,7 +32,6 @@ from envmgr.hot import hot
 from envmgr.journal import Journal
 from envmgr.lifecycle import EnvState, Event
 from envmgr.spaces import Array, ValueMismatchError, codec_of, same_space
-from envmgr.spaces.reading import error_text
 from envmgr.texts import logged
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
 from envmgr.transport.process.last_words import warn_of_fault
@@ -751,28 +750,11 @@ class ReplyDispatcher:
         """Apply what came from a host; what it had replied in the block comes before that.
 
         Raises:
-            MemoryError: there is too little. It was not applied, and is to be handled once more.
+            NoMemoryYet: it was not applied, and is to be handled once more.
         """
-        group_of_host = self._hosts.group_of_host
-        group = group_of_host.get(host_id)
+        group = self._hosts.group_of_host.get(host_id)
         if group is None:
             return
-        try:
-            self._handle(group, arrival)
-        except MemoryError:
-            group_of_host[host_id] = group  # if it is gone, that is told once more
-            raise
-        except Exception as error:
-            culprit = group.blamed()
-            if type(arrival) is HostDied and group.host_id == host_id:
-                self._hosts.ended(group, lingers=arrival.lingers)
-            died = HostDied(None, f"what it sent cannot be applied: {error_text(error)}")
-            self._repair.rescue(group, failures.crash(culprit, died))
-            raise
-        if type(arrival) is HostDied:
-            group_of_host.pop(host_id, None)
-
-    def _handle(self, group: HostGroup, arrival: Arrival) -> None:
         if type(arrival) is Message:
             env = group.by_id.get(arrival.env_id)
             if env is None:
@@ -884,7 +866,7 @@ class ReplyDispatcher:
     def _on_death(self, group: HostGroup, died: HostDied) -> None:
         was_ending, culprit = group.is_ending, group.blamed()
         if not was_ending:
-            self._repair.prepare(group)
+            self._repair.prepare(group.envs)
         self._hosts.ended(group, lingers=died.lingers)
         if was_ending:
             warn_of_fault(died)
@@ -943,20 +925,17 @@ class ReplyDispatcher:
         charged: bool = True,
         at_once: bool = False,
     ) -> None:
-        if env.group.is_ending:
-            return  # it has failed already, and its host is being replaced
-        state, phase = self._table.states[env.env_id], env.phase
-        if phase is Phase.ENDING or (phase is Phase.STEPPING and state is EnvState.ERROR):
-            # Likewise, but that was not answered to its end, for lack of memory.
-            self._repair.rescue(env.group, failure)
-        else:
+        if not env.group.is_ending:  # else it has failed already, and its host is being replaced
+            envs: Iterable[ManagedEnv] = (env,)
             if lost is not Lost.NOTHING or env.shares_env:  # it may be lost to all of them
                 self._apply_replied(other for other in env.group.envs if other is not env)
-            if env.group.host_id is not None:  # else that was done before it was gone
-                self._repair.prepare(env.group)
+                envs = env.group.envs
+            if env.group.host_id is not None:  # else they were prepared before it was gone
+                self._repair.prepare(envs)
             if at_once:
                 self._repair.raise_at_once(failure)
             self._repair.fail(env, failure, lost, env_info, charged=charged)
+            self._repair.shown = {}
 
     # -- the block ----------------------------------------------------------------------------
 

@@ -6,10 +6,7 @@ import contextlib
 import logging
 import os
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+import threading
 from typing import Any
 
 import gymnasium
@@ -17,7 +14,7 @@ import numpy as np
 import pytest
 
 import envmgr
-from envmgr.core.engine import Engine
+from envmgr.core.observations import Observed
 from envmgr.transport.process.connections import Connections
 from envmgr.transport.process.shared_files import SharedFiles
 
@@ -75,10 +72,10 @@ def test_params_that_change_later_do_not_reach_later_resets() -> None:
 
 
 class Fails(gymnasium.Env[Any, Any]):
-    """Raises when it is told 2, exits when it is told 3."""
+    """Hangs when it is told 1, raises at 2, exits at 3, dies at 4."""
 
     observation_space = gymnasium.spaces.Box(0, 9, (4,), np.uint8)
-    action_space = gymnasium.spaces.Discrete(4)
+    action_space = gymnasium.spaces.Discrete(5)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return np.zeros(4, np.uint8), {}
@@ -88,80 +85,86 @@ class Fails(gymnasium.Env[Any, Any]):
             raise ValueError("boom")
         if action == 3:
             raise SystemExit(3)
+        if action == 4:
+            os._exit(4)
+        if action == 1:
+            threading.Event().wait()
         return np.ones(4, np.uint8), 1.0, False, False, {}
 
 
-class Shortage:
-    """Has no memory at the k-th line, once, of what is run of the core and the transport."""
+def no_memory_for(times: int, patched: pytest.MonkeyPatch) -> list[int]:
+    """Have too little memory to read observations anew, so many times; return of which envs."""
+    real, wanted = Observed.shown_again, list[int]()
 
-    def __init__(self, k: int) -> None:
-        self._left = k
+    def shown_again(observed: Observed, env_id: int) -> Any:
+        wanted.append(env_id)
+        if len(wanted) <= times:
+            raise MemoryError
+        return real(observed, env_id)
 
-    @property
-    def has_come(self) -> bool:
-        return self._left <= 0
-
-    def called(self, frame: FrameType, event: str, arg: Any) -> Any:
-        name, file = frame.f_code.co_name, frame.f_code.co_filename
-        is_handling = "/envmgr/core/" in file or "/envmgr/transport/" in file
-        is_handling = is_handling and "journal" not in file and name != "_apply_all"
-        return self._run if is_handling else None
-
-    def _run(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line" and self._left > 0:
-            self._left -= 1
-            if not self._left:
-                raise MemoryError
-        return self._run
+    patched.setattr(Observed, "shown_again", shown_again)
+    return wanted
 
 
-@contextmanager
-def shortage(k: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shortage]:
-    """Have what has arrived be handled with too little memory."""
-    found, apply_all = Shortage(k), Engine._apply_all
-
-    def apply_with_little(engine: Engine) -> None:
-        if found.has_come:
-            return apply_all(engine)
-        before = sys.gettrace()
-        sys.settrace(found.called)
-        try:
-            return apply_all(engine)
-        finally:
-            sys.settrace(before)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Engine, "_apply_all", apply_with_little)
-        yield found
-
-
-@pytest.mark.parametrize("action", [2, 3], ids=["raises", "exits"])
-def test_a_failure_is_answered_once_wherever_memory_runs_out(
-    action: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("action", [2, 3, 4], ids=["raises", "exits", "dies"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"type": "base"},
+        {"type": "thread"},
+        {"type": "subprocess"},
+        {"type": "subprocess", "num_workers": 1},
+        {"type": "subprocess", "shared_memory": False},
+        {"type": "subprocess", "spare_env_num": 1},
+    ],
+    ids=str,
+)
+def test_a_failure_that_there_is_no_memory_for_is_answered_once_when_there_is(
+    config: dict[str, Any], action: int, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for k in range(1, 10_000, 19):
-        with envmgr.make(Fails, env_num=2, type="base") as manager:
-            manager.step({0: 0, 1: 0})
+    if action == 4 and config["type"] != "subprocess":
+        return  # the trainer would die
+    with envmgr.make(Fails, env_num=2, **config) as manager:
+        manager.step({0: 0, 1: 0})
+        timesteps: dict[int, Any] = {}
+        with monkeypatch.context() as patched:
+            wanted = no_memory_for(times, patched)
+            manager.send({0: action, 1: 0})
+            while manager.pending_env:
+                with contextlib.suppress(envmgr.errors.OutOfMemoryError):
+                    came = manager.recv(timeout_s=10.0)
+                    assert came
+                    assert came.keys().isdisjoint(timesteps)
+                    timesteps.update(came)
+        assert len(wanted) > times
+        assert sorted(timesteps) == [0, 1]
+        assert timesteps[0].info["abnormal"]
+        assert timesteps[0].obs.tolist() == [1, 1, 1, 1]
+        manager.ready_arrays([0, 1])  # it is repaired
+        assert sorted(manager.step({0: 0, 1: 0})) == [0, 1]
+        figures = manager.stats()
+        assert figures["actions"] == figures["timesteps"] == 6
+        assert figures["failures"] == 1
+
+
+def test_a_time_limit_that_passes_without_memory_ends_the_step_when_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with envmgr.make(Fails, env_num=2, type="subprocess", step_timeout=0.3) as manager:
+        manager.step({0: 0, 1: 0})
+        with monkeypatch.context() as patched:
+            wanted = no_memory_for(1, patched)
+            manager.send({0: 1, 1: 0})
             timesteps: dict[int, Any] = {}
-            with shortage(k, monkeypatch) as found:
-                try:
-                    timesteps.update(manager.step({0: action, 1: 0}))
-                except envmgr.errors.OutOfMemoryError:
-                    while manager.pending_env:
-                        came = manager.recv(timeout_s=10.0)
-                        assert came
-                        assert came.keys().isdisjoint(timesteps)
-                        timesteps.update(came)
-            if not found.has_come:
-                break
-            assert sorted(timesteps) == [0, 1], k
-            assert timesteps[0].info["abnormal"]
-            assert timesteps[0].obs.tolist() == [1, 1, 1, 1]
-            manager.ready_arrays([0, 1])  # it is repaired
-            assert sorted(manager.step({0: 0, 1: 0})) == [0, 1]
-            figures = manager.stats()
-            assert figures["actions"] == figures["timesteps"] == 6
-    assert k > 400
+            while manager.pending_env:
+                with contextlib.suppress(envmgr.errors.OutOfMemoryError):
+                    came = manager.recv(timeout_s=10.0)
+                    assert came
+                    timesteps.update(came)
+        assert len(wanted) > 1
+        assert type(timesteps[0].info["error"]) is envmgr.errors.EnvTimeout
+        assert manager.stats()["failures"] == 1
 
 
 @pytest.mark.parametrize("part", [(Connections, "read_last"), (SharedFiles, "drop_bell")])

@@ -23,17 +23,29 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     return found
 
 
+def runs(name: str) -> threading.Thread:
+    """Return a thread that seems to run."""
+    thread = threading.Thread(name=name)
+    thread._ident = 1  # type: ignore[attr-defined]
+    return thread
+
+
+def test_a_thread_that_never_ran_does_not(threads: list[threading.Thread]) -> None:
+    threads.append(threading.Thread(name="interrupted in its start"))
+    refuse_unsafe_fork()
+
+
 def test_threads_of_envmgr_do_not_make_a_fork_unsafe(threads: list[threading.Thread]) -> None:
     refuse_unsafe_fork()
     names = (thread_name("resets and repairs"), thread_name("x"))
-    threads += [threading.Thread(name=name) for name in names]
+    threads += [runs(name) for name in names]
     assert threads[0].name == "envmgr: resets and repairs"
     refuse_unsafe_fork()
 
 
 @pytest.mark.parametrize("name", ["loader", "envmgr-envs-0,1", "my envmgr: resets"])
 def test_other_threads_do_and_are_named(threads: list[threading.Thread], name: str) -> None:
-    threads += [threading.Thread(name=thread_name("x")), threading.Thread(name=name)]
+    threads += [runs(thread_name("x")), runs(name)]
     with pytest.raises(LaunchError, match=rf"other threads running \({name}\).*context: server"):
         refuse_unsafe_fork()
 
@@ -41,7 +53,7 @@ def test_other_threads_do_and_are_named(threads: list[threading.Thread], name: s
 def test_a_thread_that_waits_for_this_one_does_not(
     threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads.append(threading.Thread(name="waits"))
+    threads.append(runs("waits"))
     monkeypatch.setattr(threading.current_thread(), "waiting", threads[0], raising=False)
     refuse_unsafe_fork()
 
@@ -59,7 +71,7 @@ def test_a_thread_of_envmgr_leaves_a_fork_to_calls_of_the_main_thread(
     monkeypatch: pytest.MonkeyPatch, name: str, others: int, waits: bool
 ) -> None:
     """Where one is refused for good, nothing is waited for."""
-    found = [threading.main_thread(), *(threading.Thread(name="loader") for _ in range(others))]
+    found = [threading.main_thread(), *(runs("loader") for _ in range(others))]
     monkeypatch.setattr(threading, "enumerate", lambda: found)
     told: list[bool] = []
     thread = threading.Thread(target=lambda: told.append(waits_for_main_thread()), name=name)
