@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import inspect
 import random
 import signal
 import warnings
@@ -201,6 +202,17 @@ def _root_of(error: BaseException) -> BaseException:
     return error
 
 
+def _is_end_of_generator(point: Point) -> bool:
+    """Whether a generator is just let go of by an exception, since Python 3.12.
+
+    What is raised there by a tracer is lost, as in any finalizer; no signal handler runs there.
+    """
+    if not point.is_opcode or not point.code.co_flags & inspect.CO_GENERATOR:
+        return False
+    names = {one.offset: one.opname for one in dis.get_instructions(point.code)}
+    return names.get(point.at) in ("CALL_INTRINSIC_1", "RERAISE")
+
+
 def drawn(
     subject: Subject,
     count: int | None,
@@ -229,7 +241,7 @@ def drawn(
         for point in points:
             # Where what another one calls has delivered no signal comes before it is kept.
             filename = point.code.co_filename
-            is_wanted = filename.startswith(within)
+            is_wanted = filename.startswith(within) and not _is_end_of_generator(point)
             if is_wanted and (own in Path(filename).parents or not _is_past_delivery(point)):
                 found += [(name, point, number) for number in subject.signals]
     return found if count is None else rng.sample(found, min(count, len(found)))
