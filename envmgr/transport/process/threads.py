@@ -80,7 +80,7 @@ def _others() -> list[threading.Thread]:
     here = threading.current_thread()
     idle = (here, getattr(here, "waiting", None))
     threads = (thread for thread in threading.enumerate() if thread not in idle)
-    # Without ident: an interrupt in its `start` leaves a thread that never ran among them, for good.
+    # Without ident: one that never ran, as an interrupt in its `start` leaves it there for good.
     return [t for t in threads if t.ident is not None and not t.name.startswith(_OURS)]
 
 
