@@ -183,7 +183,7 @@ def test_envs_of_different_spaces_keep_their_own() -> None:
         found = StepCollector(manager).collect(40)
         assert [one.obs.shape[1:] for one in found] == [(2,), (9,)]
         assert [one.obs.dtype for one in found] == [np.float32, np.float64]
-        assert set(found[1].actions.tolist()) > {0, 1}  # random, of the env's own space
+        assert max(found[1].actions) > 1, "random, of the env's own space"
         with pytest.raises(
             ConfigError, match=r"the observation space of env 1 is Box.*EpisodeColl"
         ):

@@ -27,6 +27,7 @@ from envmgr.core.engine import (
     await_one_ready,
     refuse_unready,
 )
+from envmgr.core.failures import NoMemoryYet
 from envmgr.core.table import Window
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import (
@@ -701,7 +702,7 @@ def test_what_the_background_has_no_memory_for_is_done_by_the_next_call(
     handle = it.rig.supervisor.handle
 
     def fail(*args: Any) -> None:
-        raise MemoryError
+        raise NoMemoryYet
 
     it.rig.supervisor.handle = fail
     it.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
