@@ -832,7 +832,7 @@ class Engine:
             try:
                 handle(*arrival)
             except NoMemoryYet:
-                arrivals.appendleft(arrival)
+                arrivals.appendleft(arrival)  # it is handled when there is some
                 raise
 
     def _collect(self) -> None:

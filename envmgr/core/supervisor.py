@@ -353,7 +353,7 @@ class Supervisor:
                     self._act_on(env)
             if self.hosts.starts is not None:
                 self._give_turns(self.hosts.starts)
-        except Exception:  # without memory, say: what is due is due still
+        except MemoryError:  # what is due is due still
             limits.remember(now)
             raise
 
