@@ -106,7 +106,7 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        # As ImportError: of an AttributeError, `from envmgr import ...` drops the text.
+        # An ImportError, because `from envmgr import ...` drops the text of an AttributeError.
         if name in _ELSEWHERE:
             raise ImportError(f"{name} is elsewhere: from {_ELSEWHERE[name]} import {name}")
         if name == "make_vec":

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     try:
         from envmgr.cli import main as command_line
     except ModuleNotFoundError as error:

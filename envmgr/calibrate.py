@@ -1,9 +1,9 @@
 """`num_workers: auto`: how many workers share the envs, found by trying one env in a worker.
 
-What an env does is measured, and what it costs to wake a worker, which differs from machine to
-machine by a factor of a hundred. The worker is of the same kind as the real ones and ends before
+The trial measures what an env does, and what it costs to wake a worker, which differs between
+machines by a factor of a hundred. Its worker is of the same kind as the real ones and ends before
 the first of them starts.
-docs/decisions/0010-calibration.md says why the rule is as it is.
+docs/decisions/0010-calibration.md gives the reasons for the rule.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from envmgr.worker.profiling import Trial, try_env
 logger = logging.getLogger("envmgr")
 
 STEPPING_S = 0.3
-"""How long an env is stepped."""
+"""How long the env is stepped."""
 
 PATIENCE_S = 5.0
-"""How long the first reset may take, and the stepping with whatever hangs in it; shorter time
-limits of the config hold here, too."""
+"""How long the first reset may take, and whatever hangs while the env is stepped; shorter time
+limits of the config apply here, too."""
 
 RESETS_S = 0.5
 """How long resets after the first may take in any case."""
 
 ROUND_TRIPS, LEAST_TRIPS, WAKING_S = 100, 10, 0.02
-"""How often a worker is woken; and how often at least, if more would take longer than this."""
+"""How often the worker is woken, and how often at the least if more would take over `WAKING_S`."""
 
 LATE_S = 5e-3
-"""An answer that takes longer does not count, and is not waited for: something else takes the core,
-or it has come together with something else."""
+"""An answer that takes longer is not waited for and does not count: something else takes the core,
+or the answer has come together with something else."""
 
 BATCH_S = 30e-6
-"""What a worker computes for a batch of its own besides its steps and the wake-up, in Python that
-runs with cold caches. Measured: see the decision."""
+"""The time that a worker computes for a batch of its own besides the steps and the wake-up, in
+Python that runs with cold caches. It was measured: see the decision named above."""
 
 COSTLY_STEP_S = 2e-3
 """Steps that take longer gain little from sharing, and the system can balance them."""
 
 
 class WakeUp(NamedTuple):
-    """What it costs to have a worker that sleeps do something, and to be told of it.
+    """The cost of having a sleeping worker do something and report back.
 
-    How long it takes and what it computes are far apart where idle cores wake up slowly, as in many
-    virtual machines. A batch is as much later as it takes. But with more workers than cores these
-    are not idle, and each wake-up costs what it computes.
+    The time that a wake-up takes and its CPU time are far apart where idle cores wake up slowly, as
+    in many virtual machines. A wake-up delays a batch by the time that it takes. But with more
+    workers than cores, the cores are not idle, and each wake-up costs its CPU time.
 
     Attributes:
-        round_trip_s: seconds from ringing for a worker to its answer; both have slept before.
-        cpu_s: CPU time that the two spend on it, in seconds.
+        round_trip_s: seconds from ringing for a worker to its answer; both sides slept before.
+        cpu_s: CPU time that the two sides spend on it, in seconds.
     """
 
     round_trip_s: float
@@ -70,11 +70,11 @@ class WakeUp(NamedTuple):
 
 
 TYPICAL = WakeUp(45e-6, 20e-6)
-"""What is taken where there are no doorbells to measure it with: that of an ordinary machine."""
+"""The wake-up of an ordinary machine, used where there are no doorbells to measure one with."""
 
 
 class Choice(NamedTuple):
-    """How many workers, and why."""
+    """A number of workers, and the reason for it."""
 
     num_workers: int
     reason: str
@@ -82,13 +82,13 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `num_workers: auto` has become, and the figures behind it.
+    """The number that `num_workers: auto` became, and the figures behind it.
 
     Attributes:
-        usable_cores: cores that workers may run on.
+        usable_cores: number of cores that workers may run on.
         choice: how many workers, and why.
-        construction_s: seconds from the start of the process to the env built; None if it never
-            was.
+        construction_s: seconds from the start of the process until the env was built; None if it
+            never was.
         trial: what was measured; None if the env could not be tried out.
         wake_up: what waking a worker costs; None if that was not measured.
     """
@@ -148,19 +148,19 @@ def choose(env_num: int, usable_cores: int, trial: Trial, wake_up: WakeUp) -> Ch
     """Decide how many workers share the envs.
 
     Sharing a worker saves a wake-up per step. It costs the time in which one env keeps a core idle
-    that its neighbours could use: where it waits, and where others wait for its reset. Envs share
-    workers if that is less than what they save.
+    that its neighbours could use: while it waits, and while the others wait for its reset. Envs
+    share workers if this costs less than it saves.
 
     Args:
         env_num: number of envs.
-        usable_cores: cores that workers may run on.
-        trial: what one env does.
+        usable_cores: number of cores that workers may run on.
+        trial: what was measured of one env.
         wake_up: what waking a worker costs.
     """
     step_s, saved_s = trial.step_s, wake_up.cpu_s + BATCH_S
     if step_s > COSTLY_STEP_S:
         return Choice(env_num, f"a step takes so long that {short_time(saved_s)} do not matter")
-    # Each worker has as much to do in a batch as it takes to have it begin.
+    # Each worker's work in a batch should take at least as long as getting the worker to begin.
     worth = env_num * step_s / (wake_up.round_trip_s + BATCH_S)
     n = max(1, min(env_num, usable_cores, int(worth)))
     if n == env_num:
@@ -174,13 +174,13 @@ def choose(env_num: int, usable_cores: int, trial: Trial, wake_up: WakeUp) -> Ch
         reason = max(costs_s, key=lambda name: costs_s[name])
         return Choice(env_num, f"{reason}: sharing would cost {short_time(cost_s)} per step")
     saved = f"sharing saves about {short_time(saved_s)} per step and costs {short_time(cost_s)}"
-    # What more workers gain is less than waking them takes, and one gains nothing over none.
+    # More workers gain less than it takes to wake them, and one worker gains nothing over none.
     base = "; without isolation, `type: base` would be faster" if n == 1 else ""
     return Choice(n, f"its steps are cheap and need a core: {saved}{base}")
 
 
 def trial_config_of(config: ManagerConfig) -> ManagerConfig:
-    """Return the config of an engine whose one env is tried out; `try_out` keeps the time."""
+    """Return the config of an engine whose one env is tried out; `try_out` sets the time limits."""
     return replace(
         config,
         env_num=1,
@@ -196,22 +196,22 @@ def trial_config_of(config: ManagerConfig) -> ManagerConfig:
 
 
 class WorkerCount:
-    """Finds what `num_workers: auto` of a manager becomes, before its first launch.
+    """The number that a manager's `num_workers: auto` becomes, found before its first launch.
 
-    What is found holds for later launches, too; if env 0 could not be tried out, the next one tries
+    The number holds for later launches, too; if env 0 could not be tried out, the next launch tries
     again.
 
     Args:
         asked: the config of the manager, as it was given.
-        env_num: number of its envs.
-        packs_envs: whether its workers can have several of them.
+        env_num: number of the manager's envs.
+        packs_envs: whether one of its workers can have several envs.
 
     Raises:
         ConfigError: the config has a limit that trying an env out would exceed.
 
     Attributes:
         asked: see above.
-        calibration: what was found; None as long as nothing was.
+        calibration: what was found; None as long as nothing was found.
     """
 
     def __init__(self, asked: ManagerConfig, env_num: int, *, packs_envs: bool) -> None:
@@ -228,7 +228,7 @@ class WorkerCount:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is still to be found out how many workers there are."""
+        """Whether the number of workers has yet to be found."""
         return self._is_auto and (self.calibration is None or self.calibration.trial is None)
 
     def find(
@@ -239,8 +239,9 @@ class WorkerCount:
         """Try env 0 out.
 
         Args:
-            open_trial: opens an engine for it with a config, and has it kept; see `open_engine`.
-            prepare: gives it the params and the seed of its first reset.
+            open_trial: opens an engine for the env with a config, and passes the engine to a
+                function that keeps it; see `open_engine`.
+            prepare: gives the env the params and the seed of its first reset.
 
         Returns:
             The config to launch with, in which `num_workers` is a number.
@@ -262,7 +263,7 @@ class WorkerCount:
         return self.config_of(found)
 
     def config_of(self, found: Calibration) -> ManagerConfig:
-        """Return the config to launch with, by what was found."""
+        """Return the config to launch with, given what was found."""
         return replace(self.asked, num_workers=found.choice.num_workers)
 
     def _end_all(self) -> None:
@@ -276,16 +277,17 @@ class WorkerCount:
 
 
 def try_out(engine: Engine, config: ManagerConfig, env_num: int, cores: int) -> Calibration:
-    """Try the one env of an engine out, decide how many workers share the envs, and log it.
+    """Try the one env of an engine out, decide how many workers share the envs, and log that.
 
-    An env that fails is not reported here: each gets a worker of its own, and the launch that
-    follows says what is wrong. The engine's lock is held; it is of no other use afterwards.
+    An env that fails is not reported here: each env gets a worker of its own, and the launch that
+    follows says what is wrong. The caller holds the engine's lock. Afterwards the engine is of no
+    other use.
 
     Args:
         engine: see `trial_config_of`.
-        config: that of the manager.
-        env_num: number of its envs.
-        cores: on which its workers may run.
+        config: the config of the manager.
+        env_num: number of the manager's envs.
+        cores: number of cores that its workers may run on.
 
     Raises:
         ConfigError: the factory cannot be sent to a worker.
@@ -320,18 +322,19 @@ def _logged(calibration: Calibration) -> Calibration:
 
 
 def measure_wake_up(engine: Engine, cpu_s: Callable[[], float] = time.thread_time) -> WakeUp | None:
-    """Measure what waking the worker of an engine costs, which has built its env.
+    """Measure what it costs to wake the worker of an engine that has built its env.
 
-    It is rung for and rings back, as for a batch of steps. The quickest quarter of the round trips
-    counts: in the others, on a busy machine, either may have had to wait for a core. Both sides do
-    the same, so what this thread computes is half of it. The engine's lock is held.
+    The worker is rung for and rings back, as for a batch of steps. The quickest quarter of the
+    round trips counts: in the others, on a busy machine, either side may have had to wait for a
+    core. Both sides do the same, so this thread's CPU time is half of the total. The caller holds
+    the engine's lock.
 
     Args:
-        engine: has one worker, that sleeps until it is rung for.
-        cpu_s: seconds of CPU time that this thread has used.
+        engine: an engine with one worker, which sleeps until it is rung for.
+        cpu_s: returns the seconds of CPU time that this thread has used.
 
     Returns:
-        None where workers are not rung for, or do not answer.
+        The cost; None where workers are not rung for, or do not answer.
     """
     transport, now = engine.transport, engine.now
     if not transport.has_block:
@@ -364,8 +367,8 @@ def _measure(engine: Engine, config: ManagerConfig) -> Trial:
     step_s, reset_s = config.step_timeout or PATIENCE_S, config.reset_timeout or PATIENCE_S
     began = engine.now()
     reset_all(engine, min(reset_s, PATIENCE_S))
-    # Others may take longer than the first. But an env that hangs is not to be waited for as long
-    # as a reset might take, where only steps have a limit.
+    # Later resets may take longer than the first. But where only steps have a limit, an env that
+    # hangs must not be waited for as long as a reset might take.
     reset_s = min(reset_s, max(RESETS_S, 4.0 * (engine.now() - began)))
     (env,) = engine.supervisor.envs
     supervisor = engine.supervisor
@@ -382,7 +385,7 @@ def _measure(engine: Engine, config: ManagerConfig) -> Trial:
 
 
 def _is_sound(trial: Any) -> TypeGuard[Trial]:
-    """Return whether what a worker answered is a trial: counts of something, and times."""
+    """Return whether a worker's answer is a trial: with counts above 0, and finite times."""
     if not isinstance(trial, Trial):
         return False
     counts: tuple[Any, ...] = (trial.n_steps, trial.n_resets)

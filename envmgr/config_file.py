@@ -48,9 +48,9 @@ class ResolvedConfig:
 
     Attributes:
         values: the sections `env`, `manager` and `collect` with all their keys.
-        origins: by dotted key, where the value came from.
+        origins: where each value came from, by dotted key.
         file_policy: what the file may do; None if code gave the config.
-        text: of the file, as it was read.
+        text: the text of the file, as it was read.
     """
 
     values: EasyDict
@@ -72,19 +72,19 @@ def load_config(
     Args:
         source: path of a YAML file, or the config as a mapping (not changed).
         set: overrides such as `manager.env_num=16`; the right-hand side is YAML.
-        allow_imports: modules (with those below them) that a file may name for import; see
-            `envmgr.config.imports` for what it may name without. A mapping is trusted.
+        allow_imports: modules (including their submodules) that a file may name for import; see
+            `envmgr.config.imports` for what it may name without this. A mapping is trusted.
         allow_env: environment variables that a file may set in workers besides the harmless ones.
         allow: keys that a file may set to anything, such as `ray.runtime_env`.
 
     Returns:
-        An EasyDict with the sections `env`, `manager` and `collect`. Mappings whose keys are no
-        strings, such as seeds by env_id, are held too.
+        An EasyDict with the sections `env`, `manager` and `collect`. It also holds mappings whose
+        keys are not strings, such as seeds by env_id.
 
     Raises:
-        UnknownKeyError: a key or a kind of manager that does not exist; the nearest is named.
-        ConfigError: the file cannot be read or is malformed, a value is not allowed, or not in a
-            file, or a name may not be imported or cannot be.
+        UnknownKeyError: a key or a kind of manager does not exist; the message names the nearest.
+        ConfigError: the file cannot be read or is malformed; a value is not allowed, or not in a
+            file; or a name may not or cannot be imported.
     """
     return resolve_config(
         source, set=set, allow_imports=allow_imports, allow_env=allow_env, allow=allow
@@ -112,12 +112,12 @@ def resolve_config_of_run(
     overrides: Sequence[str],
     lists: Mapping[str, Sequence[str] | None],
 ) -> ResolvedConfig:
-    """Return likewise the config of a run that is resumed: modules beside it are not allowed.
+    """Return the resolved config of a resumed run; modules beside the file are not allowed.
 
     Args:
-        file: its path.
-        overrides: as `set` of `load_config`.
-        lists: by the names in `allow_list`.
+        file: the path of the config.
+        overrides: like `set` of `load_config`.
+        lists: what is allowed: lists by their names in `allow_list`.
     """
     return _resolved(file, overrides, lists, is_of_run=True)
 
@@ -182,7 +182,7 @@ def _check_keys_to_allow(policy: FilePolicy) -> None:
 def _said_by_file(
     given: Mapping[Any, Any], origins: Mapping[_Path, Origin], path: _Path = ()
 ) -> dict[Any, Any]:
-    """Return what of a config a file has given, less what was overridden."""
+    """Return the part of a config that a file gave, less what was overridden."""
     said = {}
     for key, value in given.items():
         here = (*path, name_of(key))
@@ -229,7 +229,7 @@ def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_config_text(file: str | os.PathLike[str]) -> str:
-    """Return the text of a YAML file, which may be a pipe: it can be read once.
+    """Return the text of a YAML file, which may be a pipe and so can be read only once.
 
     Raises:
         ConfigError: there is no such file, it is a folder, too large, or not UTF-8; the message
@@ -322,24 +322,24 @@ def _apply_override(given: dict[str, Any], override: str, origins: dict[_Path, O
             )
         node = child
     node[_key_like(path[-1], node)] = value
-    # What was given for all or for a part of it is replaced; neighbours keep their origin.
+    # Values given at this path, below it or above it are replaced; neighbours keep their origin.
     for known in [k for k in origins if k[: len(path)] == path or k == path[: len(k)]]:
         del origins[known]
     origins.update(dict.fromkeys(_leaves(value, path), Origin(Source.SET)))
 
 
 def _key_like(part: str, node: Mapping[Any, Any]) -> Any:
-    """Return the key of `node` that reads like `part`, which may be a number; else `part`."""
+    """Return the key of `node`, perhaps a number, that reads like `part`; else `part` itself."""
     return next((key for key in node if name_of(key) == part), part)
 
 
 def name_of(key: Any) -> str:
-    """Return a key as paths of values have it, `env.kwargs.1`: it may be a number or a date."""
+    """Return a key, which may be a number or a date, as paths show it: `env.kwargs.1`."""
     return key if isinstance(key, str) else short_text(key)
 
 
 def _leaves(value: Any, path: _Path = ()) -> Iterator[_Path]:
-    """Yield the paths of all values that are not filled mappings."""
+    """Yield the path of each value that is not a mapping, or is an empty one."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, (*path, name_of(key)))

@@ -4,7 +4,7 @@ EnvManagerError
 ├── ConfigError (ValueError)            a config, a spec or a registry key is wrong
 │   ├── UnknownKeyError                 a key that does not exist; the nearest one is named
 │   └── SharedCapError                  a cap that managers share (`limits.shared`) cannot be kept
-│       └── CapMismatchError            ... as another manager has another number for it
+│       └── CapMismatchError            ... because another manager has another number for it
 ├── MissingDependencyError (ImportError)  an optional package is needed and not installed
 ├── StateError (RuntimeError)           the call is not legal now; nothing was sent or changed
 │   ├── ManagerClosedError              before `launch` or after `close`
@@ -12,10 +12,10 @@ EnvManagerError
 │   │   └── EnvLeasedError              ... because it is leased
 │   ├── NothingReadyError               `ready_obs` cannot become non-empty
 │   │   └── AllEnvsFailedError          ... ever: every env that is not done has failed for good
-│   ├── StaleViewError                  a view was used after its time (`copy_on_get: checked`)
+│   ├── StaleViewError                  a view was used after it expired (`copy_on_get: checked`)
 │   ├── ConcurrentCallError             two threads called at once
 │   │   └── SlotBusyError               ... or two users of one leased env
-│   ├── LeaseError                      a lease was used otherwise than it can be
+│   ├── LeaseError                      a lease was used in a way that is not allowed
 │   │   ├── LeaseEndedError             ... after its end
 │   │   └── WrongLoopError              ... from another event loop
 │   └── IllegalTransitionError          a lifecycle event that the table does not know
@@ -58,17 +58,17 @@ class UnknownKeyError(ConfigError):
 
 
 class SharedCapError(ConfigError):
-    """A cap that managers share cannot be kept: its folder, or the system, is not fit for it."""
+    """A cap that managers share cannot be enforced: its folder or the system is unsuitable."""
 
 
 class CapMismatchError(SharedCapError):
-    """Another manager of this user, which is running, has another number for a shared cap.
+    """Another running manager of this user has a different number for a shared cap.
 
     Attributes:
-        name: of the cap.
-        asked: how many units this manager's config says there are.
-        found: how many that of the other one says.
-        pid: the other one's process.
+        name: the name of the cap.
+        asked: the number of units in this manager's config.
+        found: the number of units in the other manager's config.
+        pid: the process of the other manager.
     """
 
     def __init__(self, name: str, asked: int, found: int, pid: int) -> None:
@@ -80,16 +80,16 @@ class CapMismatchError(SharedCapError):
         self.name, self.asked, self.found, self.pid = name, asked, found, pid
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors travel between processes."""
+        """Return how to rebuild the error in another process."""
         return type(self), (self.name, self.asked, self.found, self.pid)
 
 
 class MissingDependencyError(EnvManagerError, ImportError):
-    """An optional package is needed for this and is not installed; the message names the extra."""
+    """A required optional package is not installed; the message names the extra."""
 
 
 class UnreadableRunError(EnvManagerError):
-    """What is to be looked at is no trainer, run or file of envmgr's, or not whole any more."""
+    """The target is not a trainer, run or file of envmgr's, or it is no longer complete."""
 
 
 class StateError(EnvManagerError, RuntimeError):
@@ -113,7 +113,7 @@ class AllEnvsFailedError(NothingReadyError):
 
 
 class StaleViewError(StateError):
-    """A view of an observation was used after its time (`copy_on_get: checked`)."""
+    """A view of an observation was used when no longer valid (`copy_on_get: checked`)."""
 
 
 class ConcurrentCallError(StateError):
@@ -121,15 +121,15 @@ class ConcurrentCallError(StateError):
 
 
 class LeaseError(StateError):
-    """A lease, or the env that it gives, was used otherwise than it can be."""
+    """A lease, or the env that it gives, was used in a way that is not allowed."""
 
 
 class LeaseEndedError(LeaseError):
-    """An env was used after its lease, or before; it may be somebody else's by now."""
+    """An env was used before or after its lease; by now it may belong to somebody else."""
 
 
 class WrongLoopError(LeaseError):
-    """Something of one event loop was used from another one, or from none."""
+    """Something that belongs to one event loop was used from another one, or from none."""
 
 
 class SlotBusyError(ConcurrentCallError):
@@ -160,15 +160,15 @@ class ActionError(EnvManagerError, ValueError):
 
 
 class SpaceMismatchError(EnvManagerError, ValueError):
-    """Spaces of the envs differ and `same_spaces` is on, or observations that V2 is to stack do."""
+    """The envs' spaces differ with `same_spaces` on, or observations for V2 to stack differ."""
 
 
 class SnapshotError(EnvManagerError, RuntimeError):
-    """A snapshot cannot be taken, or read; the message says what is missing. All is as it was."""
+    """A snapshot cannot be taken or read; the message says what is missing. Nothing was changed."""
 
 
 class SnapshotMismatchError(SnapshotError):
-    """A snapshot of another version, or of other envs than these. Nothing was changed."""
+    """The snapshot is of another version, or of other envs than these. Nothing was changed."""
 
 
 class EnvAttributeError(EnvManagerError, AttributeError):
@@ -213,7 +213,7 @@ class EnvRaised(EnvFailure):
 
     Attributes:
         type_name: qualified name of the exception's class in the worker.
-        remote_message: its text.
+        remote_message: the exception's text.
         remote_traceback: the formatted traceback from the worker.
     """
 
@@ -239,7 +239,7 @@ class EnvReportedAbnormal(EnvFailure):
 
 
 class EnvProtocolError(EnvFailure):
-    """What the env returned (shape, dtype, structure, type) or its worker sent is malformed."""
+    """The env's result (shape, dtype, structure, type) or its worker's message is malformed."""
 
 
 class EnvTimeout(EnvFailure, TimeoutError):
@@ -247,9 +247,9 @@ class EnvTimeout(EnvFailure, TimeoutError):
 
     Attributes:
         limit_s: the limit, in seconds.
-        stacks: where it was: the stacks of all threads of its worker, as `faulthandler` writes them
-            (inline: that of the env). What else is known of the process if it does not give them;
-            empty where nothing can be told.
+        stacks: where the env was: the stacks of all threads of its worker, as `faulthandler` writes
+            them (inline: the stack of the env). If the process does not give them, what else is
+            known of it; empty if nothing is known.
     """
 
     def __init__(
@@ -268,10 +268,10 @@ class EnvTimeout(EnvFailure, TimeoutError):
 
 
 class EnvCallAbandoned(EnvFailure):
-    """Who called an env has not awaited the answer: the action may have run, or not.
+    """The caller of an env did not await the answer: the action may or may not have run.
 
-    It is no failure of the env, and never charged to it: the cause of an outcome that is unresolved
-    because its caller was cancelled or interrupted, or because the manager was closed.
+    This is not a failure of the env, and never charged to it. It is the cause of an outcome that is
+    unresolved because its caller was cancelled or interrupted, or because the manager was closed.
     """
 
 
@@ -279,12 +279,12 @@ class EnvCrash(EnvFailure):
     """The worker of the env died.
 
     Attributes:
-        exit_status: exit code, or minus the signal's number; None if nobody could tell.
-        stderr_tail: the last lines that it wrote to `sys.stderr`, and what faulthandler reported of
-            a fatal signal, without envmgr's own calls around those of the env; empty if there is
-            nothing, or where it cannot be kept (not on Linux).
-        remote_traceback: the formatted traceback from the worker, where the env has called
-            `sys.exit`; else empty.
+        exit_status: exit code, or minus the signal's number; None if it is not known.
+        stderr_tail: the last lines that the worker wrote to `sys.stderr`, and what faulthandler
+            reported of a fatal signal, without envmgr's own calls around those of the env; empty if
+            there is nothing, or where it cannot be kept (on systems other than Linux).
+        remote_traceback: the formatted traceback from the worker, if the env has called `sys.exit`;
+            else empty.
     """
 
     def __init__(
@@ -305,11 +305,11 @@ class EnvCrash(EnvFailure):
 
 
 class OutOfMemoryError(EnvManagerError, MemoryError):
-    """The trainer's process gets no memory for a call of a manager.
+    """The trainer's process cannot get the memory for a call to a manager.
 
     Nothing was lost: envs in `pending_env` have their actions, and their timesteps come with
-    `recv()` or `step({})`; for the others the same call may be made again. Python may raise a
-    MemoryError of its own at other places, too.
+    `recv()` or `step({})`; for the others the same call can be made again. Python may raise a
+    MemoryError of its own in other places, too.
     """
 
 

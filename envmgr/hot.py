@@ -1,8 +1,8 @@
 """The ordinary step in C: `envmgr._hot`, and whether it is used.
 
-It is an option. Everything that it does is done by Python where it is not there: without a compiler
-at installation, on free-threaded builds, or where `ENVMGR_PURE=1` leaves it out. Whoever has a
-short way in C asks for `hot`, and goes the way of Python if that is None.
+The module is optional. Where it is missing, Python does everything that it does: without a compiler
+at installation, on free-threaded builds, or where `ENVMGR_PURE=1` leaves it out. Code with a fast
+path in C looks at `hot`, and takes its path in Python if that is None.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 ABI = 11
-"""The version of what the two sides say to each other; `_hot.c` has the same."""
+"""The version of the interface between the two sides; `_hot.c` has the same."""
 
 PURE = "ENVMGR_PURE"
-"""Whoever sets this in the environment, to anything but 0, has all be done by Python."""
+"""If this environment variable is set to anything but 0, Python does everything."""
 
 
 def _imported() -> tuple[ModuleType | None, str]:
-    """Return the module, or None and why it is not used."""
+    """Return the module, or None, and whether it is used, or why not."""
     if os.environ.get(PURE, "0") not in ("", "0"):
         return None, f"left out: {PURE} is set"
-    # Both would find what another Python has compiled in a checkout, which fits neither.
+    # In a checkout, both of these Pythons would find a module that another Python has compiled,
+    # which fits neither of them.
     if sys.hexversion < 0x030B0000:
         return None, "not there: it needs Python 3.11"
     if "t" in getattr(sys, "abiflags", ""):
@@ -55,4 +56,4 @@ hot: Any = _found[0]
 """The module; None where Python does everything."""
 
 WHY: str = _found[1]
-"""Whether it is used, and why not: for `envmgr --version` and `stats()`."""
+"""Whether the module is used, or why not: for `envmgr --version` and `stats()`."""

@@ -1,8 +1,8 @@
 """Interpreters that are started from here import nothing from the working directory by chance.
 
 Python puts the working directory first on `sys.path` for `-c` and `-m`: a `json.py` that lies there
-would run in place of Python's own. What is allowed from there is on the `sys.path` of this process,
-and its children get that before they import anything else.
+would run in place of Python's own. If imports from there are allowed, the directory is on the
+`sys.path` of this process, and its children get that path before they import anything else.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ def command_of(program: str, *options: str) -> list[str]:
     """Return the command for a program, in an interpreter with the flags of this one.
 
     Args:
-        program: its source; `sys` is imported.
-        options: further ones of the interpreter.
+        program: the program's source, in which `sys` is already imported.
+        options: further options of the interpreter.
     """
     flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
     return [sys.executable, *flags, *options, "-c", _NOT_FROM_HERE + program]
 
 
 def command_of_main(module: str, *options: str) -> list[str]:
-    """Return the command that runs `main` of a module; it reads `path_line` from stdin before.
+    """Return the command that reads `path_line` from stdin, and then runs `main` of a module.
 
     Args:
-        module: its name.
-        options: further ones of the interpreter.
+        module: the module's name.
+        options: further options of the interpreter.
     """
     return [*command_of(_PATH_THEN_MAIN, *options), module]
 
 
 def path_of_texts() -> list[str]:
-    """Return `sys.path` without what is no text: imports pass that over, too."""
+    """Return `sys.path` without entries that are not strings: imports ignore those, too."""
     given: list[Any] = list(sys.path)
     return [one for one in given if isinstance(one, str)]
 
 
 def path_line() -> bytes:
-    """Return `sys.path`, as a process that runs `command_of_main` reads it."""
+    """Return `sys.path` in the form in which a process that runs `command_of_main` reads it."""
     return json.dumps(path_of_texts()).encode() + b"\n"
 
 
 _here = threading.local()
-"""Has `is_clean` in threads that are in `clean_children`."""
+"""Has `is_clean` set in threads that are inside `clean_children`."""
 
 
 @contextlib.contextmanager
 def clean_children() -> Iterator[None]:
-    """Have what this thread starts through `multiprocessing` not import from there, either.
+    """Keep this thread's `multiprocessing` processes from importing from the working directory.
 
-    Its children, its fork server and its resource tracker are interpreters with `-c`, which get the
-    `sys.path` of this process after they have imported a good part of the standard library.
-    A variable that says so to Python would do it, too, but not with 3.10 or `-E`, and the children
-    would pass it on.
+    The children, the fork server and the resource tracker of `multiprocessing` are interpreters
+    with `-c`, which get the `sys.path` of this process only after they have imported a good part of
+    the standard library. An environment variable could tell Python the same, but not with 3.10 or
+    `-E`, and the children would pass it on.
     """
     start: Any = util.spawnv_passfds
     if not isinstance(start, _CleanStart):
@@ -80,7 +80,7 @@ def clean_children() -> Iterator[None]:
 
 
 class _CleanStart:
-    """Takes the place of the function with which `multiprocessing` starts interpreters."""
+    """A replacement for the function with which `multiprocessing` starts interpreters."""
 
     def __init__(self, start: Callable[..., int]) -> None:
         self._start = start

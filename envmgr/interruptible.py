@@ -1,8 +1,8 @@
 """Waiting for threads in the main thread, where a signal handler may raise at any moment.
 
-`threading` waits for events, also for the one by which a thread that is started says that it runs,
-with conditions written in Python. If a handler raises in one at the wrong moment, the error becomes
-`RuntimeError: release unlocked lock`, and whoever asked for an interrupt is not told of it.
+`threading` waits for events with conditions written in Python, also for the event by which a new
+thread reports that it runs. If a handler raises in such a condition at the wrong moment, the error
+becomes `RuntimeError: release unlocked lock`, and whoever asked for an interrupt never sees it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ _WITHOUT_COLLECTION = (gc.disable, sys._current_frames, gc.enable)
 def frames_of_threads() -> dict[int, FrameType]:
     """Return the innermost frame of each thread, by its ident.
 
-    As `sys._current_frames`, with which Python 3.11 can stand still for ever: it makes objects
-    while it holds the lock by which threads end. If they bring about a garbage collection, in which
-    a callback lets other threads run, one that ends waits for that lock, and keeps the GIL.
+    This does what `sys._current_frames` does, which can hang Python 3.11 for ever: it creates
+    objects while it holds the lock that a thread takes to end. If they trigger a garbage collection
+    in which a callback lets other threads run, a thread that ends waits for that lock, and keeps
+    the GIL.
     """
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return sys._current_frames()
     try:
-        # One call of C: neither another thread nor a signal handler comes in between. They have no
-        # name here: this frame is one of them, and would stay with all that its callers hold.
+        # One call into C: neither another thread nor a signal handler comes in between. The frames
+        # get no name here: this frame is one of them, and would stay alive with all that its
+        # callers hold.
         return list(map(_call, _WITHOUT_COLLECTION))[1]  # type: ignore[no-any-return]
     except MemoryError:
         gc.enable()
@@ -41,12 +43,12 @@ def frames_of_threads() -> dict[int, FrameType]:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread; what a signal handler raises meanwhile comes through as it is.
+    """Start a thread; an exception that a signal handler raises meanwhile is passed on unchanged.
 
-    The thread may have been started then, or not.
+    In that case the thread may or may not have been started.
 
     Raises:
-        RuntimeError: no thread can be had.
+        RuntimeError: no thread can be started.
     """
     handled = sys.exc_info()[1]
     try:
@@ -61,12 +63,12 @@ def start_thread(thread: threading.Thread) -> None:
 def join_thread(thread: threading.Thread, timeout_s: float | None = None) -> None:
     """Wait until a thread has ended.
 
-    Also in a signal handler that has come into such a wait, which holds the lock then by which
-    Python before 3.13 knows that the thread has ended.
+    This also works in a signal handler that interrupts such a wait, although the wait then holds
+    the lock by which Python before 3.13 knows that the thread has ended.
 
     Args:
-        thread: the thread; one that was not started has ended.
-        timeout_s: for so long at most; None for ever.
+        thread: the thread; one that was not started counts as ended.
+        timeout_s: the longest time to wait, in seconds; None: for ever.
     """
     due = math.inf if timeout_s is None else monotonic() + timeout_s
     while thread.is_alive() and thread.ident in frames_of_threads():
@@ -77,10 +79,10 @@ def join_thread(thread: threading.Thread, timeout_s: float | None = None) -> Non
 
 
 class InterruptibleEvent:
-    """As `threading.Event`; what a signal handler raises in a wait comes through as it is.
+    """An event like `threading.Event` that passes exceptions of signal handlers on unchanged.
 
     Attributes:
-        is_set: for good.
+        is_set: whether the event was set; it stays set for good.
     """
 
     __slots__ = ("_lock", "is_set")
@@ -91,20 +93,21 @@ class InterruptibleEvent:
         self.is_set = False
 
     def set(self) -> None:
-        """Have all waits end."""
+        """Set the event, which ends all waits for it."""
         self.is_set = True
         self._let_go()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set; signal handlers run meanwhile.
+        """Wait until the event is set; signal handlers run meanwhile.
 
-        Not in one go: a signal that comes just before the thread falls asleep does not wake it.
+        It waits in short intervals, because a signal that comes just before the thread falls asleep
+        does not wake it.
 
         Args:
-            timeout_s: for so long at most; None for ever.
+            timeout_s: the longest time to wait, in seconds; None: for ever.
 
         Returns:
-            Whether it is set.
+            Whether the event is set.
         """
         due = math.inf if timeout_s is None else monotonic() + timeout_s
         while not self.is_set:

@@ -45,13 +45,13 @@ GIVE_A_FUNCTION = (
 
 
 def is_env(value: Any) -> bool:
-    """Return whether something is an env, and not what builds one."""
+    """Return whether something is an env, and not a function that builds one."""
     methods = (getattr(type(value), name, None) for name in ("reset", "step"))
     return all(map(callable, methods)) and not callable(value)
 
 
 def checked_factories(env_fn: Any) -> list[EnvFactory]:
-    """Return a list of functions as a list of its own.
+    """Return a list of functions as a new list.
 
     Raises:
         ConfigError: it is something else, or empty.
@@ -92,7 +92,7 @@ def checked_factories(env_fn: Any) -> list[EnvFactory]:
 
 
 def _needed_arguments(factory: EnvFactory) -> list[str]:
-    """Return the names of arguments that a call needs; none where that cannot be read."""
+    """Return the names of the arguments that a call needs; none where they cannot be read."""
     try:  # what a decorator has put around a function may need less than that
         parameters = inspect.signature(factory, follow_wrapped=False).parameters.values()
     except Exception:  # also what objects of others raise
@@ -112,13 +112,13 @@ def deadlines_of(config: ManagerConfig) -> Deadlines:
 
 
 def usable_cores(affinity: tuple[tuple[int, ...], ...] | None) -> int:
-    """Return on how many cores workers may run at one time.
+    """Return how many cores workers may use at one time.
 
-    A container's share of the machine (`docker run --cpus 4`) counts, too: who watches the block on
-    a core beyond it has all of the container stand still for a while.
+    A container's share of the machine (`docker run --cpus 4`) counts, too: watching the block on a
+    core beyond that share makes the whole container stand still for a while.
 
     Args:
-        affinity: the cores of each worker, by its index; None: those of this process.
+        affinity: the cores of each worker, by its index; None: the cores of this process.
     """
     if affinity is not None:
         cores = len({core for cores in affinity for core in cores})
@@ -131,15 +131,15 @@ def usable_cores(affinity: tuple[tuple[int, ...], ...] | None) -> int:
 
 
 def cores_of(config: ManagerConfig) -> int:
-    """Return on how many cores the workers of a config may run."""
+    """Return how many cores the workers of a config may use."""
     return usable_cores(_affinity_of(config))
 
 
 def spin_s_of(config: ManagerConfig) -> float:
     """Return how long to watch the block before sleeping: 0 unless there are cores to spare.
 
-    Every host and the trainer need one of their own. With fewer, who watches keeps others from
-    working.
+    Every host and the trainer need a core of their own. With fewer cores, those that watch the
+    block keep others from working.
     """
     n_hosts = n_hosts_of(config)
     if n_hosts is None or n_hosts + config.spare_env_num >= usable_cores(None):
@@ -150,8 +150,9 @@ def spin_s_of(config: ManagerConfig) -> float:
 def _affinity_of(config: ManagerConfig) -> tuple[tuple[int, ...], ...] | None:
     """Return the cores of each worker; None leaves them to the kernel.
 
-    With as many workers of several envs as cores, each gets one of its own: they are all woken at
-    once, and else the kernel often has two of them wait for each other on one core.
+    If there are as many cores as workers with several envs, each worker gets a core of its own: all
+    are woken at once, and otherwise the kernel often has two of them wait for each other on one
+    core.
     """
     affinity: Any = config.worker_affinity
     if affinity is not None:
@@ -165,10 +166,10 @@ def _affinity_of(config: ManagerConfig) -> tuple[tuple[int, ...], ...] | None:
 
 
 def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
-    """Return how a config wants worker processes set up.
+    """Return the settings of worker processes that a config asks for.
 
     Raises:
-        ConfigError: the folder of their logs cannot be made.
+        ConfigError: the folder of the workers' logs cannot be made.
     """
     rules = config.worker_env or WorkerEnv()
     return WorkerSettings(
@@ -205,7 +206,7 @@ def _refuse_nowhere(path: str) -> None:
 
 
 def actor_plan_of(config: ManagerConfig, factories: Sequence[EnvFactory]) -> ActorPlan:
-    """Return which actors of a Ray cluster a config wants for envs."""
+    """Return the plan of the actors of a Ray cluster that a config asks for."""
     options = config.ray or Ray()
     n_units = len(factories) - sum(batch.size - 1 for batch in batches_of(factories))
     isolated = options.isolation == "process"
@@ -232,7 +233,7 @@ def host_settings_of(
     transport: Transport,
     batches: tuple[Batch, ...],
 ) -> HostSettings:
-    """Return what hosts of a transport need to know of a config and of what is given with it."""
+    """Return what a transport's hosts need to know of a config and of the other arguments."""
     finite = config.nan_policy != "allow"
     rss_mb = config.max_worker_rss_mb
     trace = None if transport.is_mirrored else config.trace  # what is measured does not travel
@@ -265,15 +266,16 @@ def build_engine(
     """Return an engine whose envs are all VOID.
 
     Args:
-        factories: of the envs.
-        config: of the manager.
+        factories: the factories of the envs.
+        config: the config of the manager.
         transport: how hosts are reached.
-        given_spaces: of observations and actions, in place of the envs' own.
+        given_spaces: the spaces of observations and actions, in place of the envs' own.
         clock: monotonic seconds.
-        thread: see `Journal`.
+        thread: see `CallJournal`.
 
     Raises:
-        ConfigError: spares are asked for where no reset can be hidden, or a timeline nowhere.
+        ConfigError: spares are asked for where no reset can be hidden, or a timeline is to be
+            written into a folder that does not exist.
     """
     check_kind(config, hides_resets=transport.works_alone, refused=transport.refused)
     settings = host_settings_of(config, given_spaces, transport, batches_of(factories))
@@ -316,18 +318,18 @@ def open_engine(
     given_spaces: tuple[Any, Any],
     keep: Callable[[Engine], None],
 ) -> None:
-    """Build an engine and keep it: either both are done, or nothing is.
+    """Build an engine and keep it: either both are done, or neither is.
 
     Args:
-        factories: as of `build_engine`; so are `config` and `given_spaces`.
-        config: of the manager.
+        factories: as in `build_engine`; so are `config` and `given_spaces`.
+        config: the config of the manager.
         make_transport: returns a new transport.
-        given_spaces: of observations and actions.
-        keep: given the engine. An interrupt that comes before this returns may be raised after
-            `keep` was called.
+        given_spaces: the spaces of observations and actions.
+        keep: called with the engine. An interrupt that comes before `open_engine` returns may be
+            raised after this call.
 
     Raises:
-        ConfigError, MissingDependencyError: as `build_engine` and the transport.
+        ConfigError, MissingDependencyError: as in `build_engine` and the transport.
         LaunchError: the system refused what the transport needs.
     """
     thread = SignalFreeThread()
@@ -404,8 +406,8 @@ def warn_of_wait_num(config: ManagerConfig, preset: Mapping[str, Any]) -> None:
     """Warn of a `wait_num` that is given and above the number of envs, and so means all of them.
 
     Args:
-        config: for a number of envs.
-        preset: the kind's own defaults: they may be above it.
+        config: the config, with its number of envs.
+        preset: the kind's own defaults, which may be above that number.
     """
     wanted, env_num = config.wait_num, config.env_num or 0
     if env_num < wanted < math.inf and wanted != preset.get("wait_num"):
@@ -423,12 +425,12 @@ def with_batches(
     """Return a config for envs some of which are rows of batched envs, which share a host.
 
     Args:
-        config: as it was given.
-        factories: of all envs.
-        inline: they run in the caller's thread.
+        config: the config, as it was given.
+        factories: the factories of all envs.
+        inline: whether the envs run in the caller's thread.
 
     Raises:
-        ConfigError: a batched env lacks rows, or what the config asks for cannot be had with them.
+        ConfigError: a batched env lacks rows, or does not support what the config asks for.
     """
     batches = batches_of(factories)
     if not batches:

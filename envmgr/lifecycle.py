@@ -2,7 +2,8 @@
 
 Everything that may change the state of an env is an `Event`, and `TRANSITIONS` says what each event
 does in each state. An event that the table does not know raises and changes nothing. The diagram in
-``docs/reference/lifecycle.md`` is generated from this table, and that of phases from theirs.
+``docs/reference/lifecycle.md`` is generated from this table, and the diagram of the phases from a
+table of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class EnvState(IntEnum):
     RESET = 3
     """Being reset."""
     NEED_RESET = 6
-    """Its episode ended and `auto_reset` is off: waits for `reset({env_id: params})`."""
+    """Its episode ended and `auto_reset` is off: it waits for `reset({env_id: params})`."""
     DONE = 4
     """Its episode budget (`episode_num`) is spent, or it was dropped after too many failures."""
     ERROR = 5
@@ -82,11 +83,11 @@ _ILLEGAL = 0xFF
 
 
 class Column(Generic[S]):
-    """What several envs are in, as one byte each; to be read.
+    """The states of several envs, as one byte each; to be read.
 
     Args:
-        states: all of them; their values are small numbers.
-        count: how many envs; all begin in the first of these.
+        states: all states; their values are small numbers.
+        count: number of envs; all begin in the first of the states.
 
     Attributes:
         column: one byte for each env; to be read only.
@@ -112,14 +113,14 @@ class Column(Generic[S]):
 
 
 class TransitionTable(Column[S], Generic[S, E]):
-    """A column that events change, and nothing else does.
+    """A column that only events change.
 
-    Who holds it as a `Column` can only read it.
+    Code that holds it as a `Column` can only read it.
 
     Args:
         transitions: what each event does in each state.
-        states: as of a `Column`.
-        count: likewise.
+        states: as in `Column`.
+        count: as in `Column`.
     """
 
     def __init__(self, transitions: Mapping[E, Mapping[S, S]], states: type[S], count: int) -> None:
@@ -140,7 +141,7 @@ class TransitionTable(Column[S], Generic[S, E]):
         column[env_id] = target
 
     def apply_rows(self, rows: slice, event: E) -> None:
-        """Apply `event` to neighbours, or to none of them if it is illegal for one."""
+        """Apply `event` to neighbouring envs, or to none of them if it is illegal for one."""
         moved = self.column[rows].translate(self._targets[event])
         if _ILLEGAL in moved:
             first = range(len(self.column))[rows].start
@@ -148,7 +149,7 @@ class TransitionTable(Column[S], Generic[S, E]):
         self.column[rows] = moved
 
     def apply_at(self, rows: npt.NDArray[np.int64], event: E) -> None:
-        """As `apply_all`, for different env_ids in an array."""
+        """Apply `event` like `apply_all`, to an array of env_ids that all differ."""
         moved = self.view[rows].tobytes().translate(self._targets[event])
         if _ILLEGAL in moved:
             self._refuse(int(rows[moved.index(_ILLEGAL)]), event)
@@ -172,7 +173,7 @@ class TransitionTable(Column[S], Generic[S, E]):
 
 
 def _targets(edges: Mapping[Any, Any]) -> bytes:
-    """Return the target of each number, for `bytearray.translate`."""
+    """Return each state's target by the state's number, for `bytearray.translate`."""
     targets = bytearray([_ILLEGAL]) * 256
     for source, target in edges.items():
         targets[int(source)] = int(target)
@@ -189,7 +190,7 @@ def edges(transitions: Mapping[E, Mapping[S, S]]) -> Sequence[tuple[S, E, S]]:
 
 
 def leads_from_everywhere(targets: Mapping[S, S], states: type[S]) -> bool:
-    """Return whether an event is legal in every state and leads to one and the same."""
+    """Return whether an event is legal in every state and leads to the same state from each."""
     return len(targets) == len(states) and len(set(targets.values())) == 1
 
 

@@ -1,7 +1,7 @@
 """The kinds of managers: presets of transport, gather policy and view over the one manager.
 
-Class chain, as users of DI-engine expect from `isinstance`: SubprocessEnvManagerV2 is a
-SyncSubprocessEnvManager is an AsyncSubprocessEnvManager is a BaseEnvManager.
+The class chain is what users of DI-engine expect from `isinstance`: a SubprocessEnvManagerV2 is a
+SyncSubprocessEnvManager, which is an AsyncSubprocessEnvManager, which is a BaseEnvManager.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BaseEnvManager(EnvManager):
 
 
 class EnvManagerV2(BaseEnvManager):
-    """What the V2 kinds have in common: the treetensor view, whose forms checkers do not know."""
+    """The base of the V2 kinds: the treetensor view, whose forms type checkers do not know."""
 
     if TYPE_CHECKING:
         ready_obs: Any
@@ -70,17 +70,17 @@ class EnvManagerV2(BaseEnvManager):
 
 @ENV_MANAGER_REGISTRY.register("base_v2")
 class BaseEnvManagerV2(EnvManagerV2):
-    """As `base`, with the treetensor view."""
+    """Like `base`, with the treetensor view."""
 
     preset: ClassVar[Mapping[str, Any]] = {**BaseEnvManager.preset, "type": "base_v2"}
 
 
 @ENV_MANAGER_REGISTRY.register("thread")
 class ThreadEnvManager(BaseEnvManager):
-    """Envs on threads of the trainer's process, for those that let go of the GIL, or wait.
+    """Envs on threads of the trainer's process; for envs that release the GIL, or wait.
 
     Nothing protects the trainer from an env that ends the process or holds the GIL. A thread that
-    hangs in env code is given up and stays; its env goes on, anew, on another one.
+    hangs in env code is given up and stays alive; its env is renewed on another thread.
     """
 
     preset: ClassVar[Mapping[str, Any]] = {"type": "thread", "wait_num": math.inf}
@@ -106,10 +106,10 @@ class GymVectorEnvManager(BaseEnvManager):
 
 @ENV_MANAGER_REGISTRY.register("env_pool")
 class PoolEnvManager(BaseEnvManager):
-    """An EnvPool of the package envpool (extra `envpool`), each env of it one of the manager's.
+    """An EnvPool (package envpool, extra `envpool`); each of its envs is one of the manager's.
 
-    The pool makes the envs, as the config section `env_pool` says: there is no `env_fn`. Its
-    threads step those that are given actions.
+    The pool makes the envs as the config section `env_pool` says, so there is no `env_fn`. Its
+    threads step the envs that are given actions.
     """
 
     preset: ClassVar[Mapping[str, Any]] = {**BaseEnvManager.preset, "type": "env_pool"}
@@ -125,7 +125,7 @@ class PoolEnvManager(BaseEnvManager):
 
 
 class _ImportedTransport:
-    """Is the transport of the kind `ray` to who reads it, and imports that no sooner."""
+    """A descriptor that gives the transport of the kind `ray`, imported only when it is read."""
 
     def __get__(self, manager: Any, cls: Any) -> type[Transport]:
         found: type[Transport] = own_part("transport.ray.transport", "type: ray").RayTransport
@@ -136,8 +136,8 @@ class _ImportedTransport:
 class RayEnvManager(BaseEnvManager):
     """Envs on a Ray cluster (extra `ray`): `num_workers` actors share them.
 
-    The config section `ray` says where they run, what they take of the cluster, and whether each
-    env has a worker process of its node.
+    The config section `ray` says where the actors run, what they take of the cluster, and whether
+    each env has a worker process on its node.
     """
 
     preset: ClassVar[Mapping[str, Any]] = {"type": "ray", "wait_num": math.inf}
@@ -160,7 +160,7 @@ class RayEnvManager(BaseEnvManager):
 
 @ENV_MANAGER_REGISTRY.register("async_subprocess")
 class AsyncSubprocessEnvManager(BaseEnvManager):
-    """Each env in a worker process; a step gathers `wait_num` timesteps of what is outstanding."""
+    """Each env in a worker process; a step gathers `wait_num` of the outstanding timesteps."""
 
     preset: ClassVar[Mapping[str, Any]] = {"type": "async_subprocess", "wait_num": 2}
     _transport_cls: ClassVar[type[Transport]] = ProcessTransport
@@ -170,7 +170,7 @@ class AsyncSubprocessEnvManager(BaseEnvManager):
         settings = worker_settings_of(config)
         if config.context == "fork":
             refuse_unsafe_fork()
-        # With `auto` one worker tries an env out first, and the number is known afterwards.
+        # With `auto` one worker tries an env out first; how many there are is known afterwards.
         n_workers = 1 if config.num_workers == "auto" else n_hosts_of(config) or self.env_num
         n_workers += config.spare_env_num
         shared_memory = config.shared_memory
@@ -194,7 +194,7 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
 
 @ENV_MANAGER_REGISTRY.register("async_subprocess_v2")
 class AsyncSubprocessEnvManagerV2(EnvManagerV2, AsyncSubprocessEnvManager):
-    """As `async_subprocess`, with the treetensor view."""
+    """Like `async_subprocess`, with the treetensor view."""
 
     preset: ClassVar[Mapping[str, Any]] = {
         **AsyncSubprocessEnvManager.preset,
@@ -204,7 +204,7 @@ class AsyncSubprocessEnvManagerV2(EnvManagerV2, AsyncSubprocessEnvManager):
 
 @ENV_MANAGER_REGISTRY.register("subprocess_v2")
 class SubprocessEnvManagerV2(EnvManagerV2, SyncSubprocessEnvManager):
-    """As `subprocess`, with the treetensor view."""
+    """Like `subprocess`, with the treetensor view."""
 
     preset: ClassVar[Mapping[str, Any]] = {
         **SyncSubprocessEnvManager.preset,

@@ -1,4 +1,4 @@
-"""Packages that some features need, and that are imported when such a feature is used first."""
+"""Optional packages, which are imported when a feature that needs them is first used."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def imported(module: str, needs: str, *, extra: str = "", note: str = "") -> Any
     """Import a module of an optional package.
 
     Args:
-        module: its full name.
-        needs: what needs which package: the beginning of the sentence that the error says.
-        extra: the extra of envmgr that brings the package; else pip installs it by its own name.
-        note: what else its user should know.
+        module: the module's full name.
+        needs: what needs which package: the beginning of the error's sentence.
+        extra: the extra of envmgr that installs the package; if it is empty, pip installs the
+            package by its own name.
+        note: what else the user should know, for the end of the message.
 
     Raises:
         MissingDependencyError: the package is not installed, or cannot be loaded.
@@ -39,11 +40,11 @@ def own_part(module: str, needs: str) -> Any:
     """Import a module of a package at the edge of envmgr, which may have been left out.
 
     Args:
-        module: its name below envmgr.
-        needs: what needs it.
+        module: the module's name below envmgr.
+        needs: what needs the module.
 
     Raises:
-        MissingDependencyError: the package is not there.
+        MissingDependencyError: the package is missing.
     """
     try:
         return importlib.import_module(f"envmgr.{module}")
@@ -56,7 +57,7 @@ def refuse_without_own(error: ModuleNotFoundError, needs: str) -> None:
     """Raise if what could not be imported is a package of envmgr.
 
     Raises:
-        MissingDependencyError: it is.
+        MissingDependencyError: it is such a package.
     """
     if (error.name or "").startswith("envmgr."):
         raise MissingDependencyError(

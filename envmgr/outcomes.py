@@ -11,14 +11,14 @@ from envmgr.errors import EnvCallAbandoned, EnvCrash, EnvFailure, EnvManagerErro
 
 
 class OutcomeStatus(str, Enum):
-    """What is known of something that an env was asked to do. A str: it goes into JSON as it is."""
+    """What is known of a request to an env. It is a str, so that it goes into JSON as it is."""
 
     COMPLETED = "completed"
     """The env has done it and answered."""
     FAILED = "failed"
     """It was tried and did not succeed, or was not even tried; either way that is known."""
     UNRESOLVED = "unresolved"
-    """It may have been done or not: the env hung or died in it, or nobody awaited the answer."""
+    """Whether it was done is unknown: the env hung or died in it, or nobody awaited the answer."""
 
 
 _UNRESOLVED = (EnvTimeout, EnvCrash, EnvCallAbandoned)
@@ -31,14 +31,15 @@ class Outcome:
     Attributes:
         status: completed, failed or unresolved.
         during: "step", "reset" or "episode".
-        env_id: of the env.
+        env_id: the env.
         generation: how often the env behind the env_id had been renewed when it was asked.
-        attempt: how many resets the lease has asked for so far: who tries again, after a failure or
-            an episode, has the next number.
+        attempt: how many resets the lease has asked for so far: another try, after a failure or an
+            episode, has the next number.
         began_s: when it was asked for, in seconds of `time.monotonic`.
-        ended_s: when that was known.
-        reward: what the env gave; of an episode the sum of that. None unless it was completed.
-        cause: why it was not: mostly an `EnvFailure`. None if it was completed.
+        ended_s: when the outcome was known.
+        reward: the env's reward; of an episode, the sum of its rewards. None unless it was
+            completed.
+        cause: why it was not completed: mostly an `EnvFailure`. None if it was.
     """
 
     status: OutcomeStatus
@@ -53,30 +54,30 @@ class Outcome:
 
     @property
     def is_completed(self) -> bool:
-        """Whether the env has answered: only then there is something to train on."""
+        """Whether the env has answered: only then is there something to train on."""
         return self.status is OutcomeStatus.COMPLETED
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """How long the step, reset or episode took."""
         return self.ended_s - self.began_s
 
     def of_episode(self, *, began_s: float, reward: Any) -> Outcome:
-        """Return the outcome of the episode that has ended with this.
+        """Return the outcome of the episode that has ended with this outcome.
 
         Args:
-            began_s: when its reset was asked for.
-            reward: the sum of what its steps gave.
+            began_s: when the episode's reset was asked for.
+            reward: the sum of the rewards of its steps.
         """
         reward = reward if self.is_completed else None
         return replace(self, during="episode", began_s=began_s, reward=reward)
 
 
 def status_of(cause: EnvManagerError | None, *, was_sent: bool = True) -> OutcomeStatus:
-    """Return what is known of something, given why it was not completed.
+    """Return what is known of a request, given why it was not completed.
 
     Args:
-        cause: None if it was.
+        cause: why it was not completed; None if it was.
         was_sent: whether the env was asked at all.
     """
     if cause is None:
@@ -86,9 +87,9 @@ def status_of(cause: EnvManagerError | None, *, was_sent: bool = True) -> Outcom
 
 
 def summed(total: Any, reward: Any) -> Any:
-    """Add a reward to those before it; what cannot be added stands for itself.
+    """Return the sum of a total and a reward; if they cannot be added, the reward alone.
 
-    Rewards by agent, or in lists, are added one by one: an agent may come and go.
+    Rewards by agent, or in lists, are added one by one: agents may come and go.
     """
     if total is None:
         return reward
@@ -104,7 +105,7 @@ def summed(total: Any, reward: Any) -> Any:
 
 
 def failure_in(info: Any) -> EnvFailure | None:
-    """Return the failure in the info of a timestep, or in one of its infos; None without."""
+    """Return the failure in the info of a timestep, or in one of its infos; None if none is."""
     parts = info if isinstance(info, (list, tuple)) else (info,)
     for part in parts:
         error = part.get("error") if isinstance(part, Mapping) else None

@@ -1,7 +1,8 @@
-"""Pickles that another process can read which lacks the script that this one runs.
+"""Pickles that another process can read even if it lacks the script that this process runs.
 
-cloudpickle takes along what a script defines, functions and classes, if it runs as `__main__`. In
-processes that `multiprocessing` has started by spawn or forkserver, it is another module.
+cloudpickle takes along the functions and classes that a script defines, if the script runs as
+`__main__`. In processes that `multiprocessing` has started by spawn or forkserver, it is another
+module.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ _changing = threading.RLock()
 
 
 def is_of_script(value: Any) -> bool:
-    """Return whether a class or function is defined by a script: in no module, that is."""
+    """Return whether a class or function is defined by a script rather than by a module."""
     return getattr(value, "__module__", None) in ("__main__", *_OTHER_MAINS)
 
 
 def names_script(pickled: bytes) -> bool:
-    """Return whether a pickle may refer to what a script defines, without taking it along."""
+    """Return whether a pickle may refer to what a script defines, without containing it."""
     return b"_main__" in pickled or b"<run_path>" in pickled
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Shows each object that it pickles, and pickles it as ever."""
+    """A pickler that shows each object to `note`, and pickles it as usual."""
 
     def __init__(self, file: io.BytesIO, note: Callable[[Any], None]) -> None:
         super().__init__(file, protocol=5)
         self._note = note
 
     def persistent_id(self, value: Any) -> None:
-        """Show an object, and say that it is pickled by value."""
+        """Show an object, and return None, so that it is pickled by value."""
         self._note(value)
 
 
 def dumps(value: Any, note: Callable[[Any], None] | None = None) -> bytes:
-    """Return the pickle of a value, with what the script defines that it needs.
+    """Return the pickle of a value, including what it needs of the script's definitions.
 
     Args:
-        value: what is to be pickled.
-        note: is called with each object that the pickle is made of, down to numbers and strings.
+        value: the value to pickle.
+        note: called with each object that the pickle is made of, down to numbers and strings.
 
     Raises:
         Exception: whatever pickling raises.
@@ -66,7 +67,7 @@ def dumps(value: Any, note: Callable[[Any], None] | None = None) -> bytes:
 
 @contextmanager
 def _by_value(modules: list[ModuleType]) -> Iterator[None]:
-    """Have cloudpickle take along what these modules define; others' pickles stay as they are."""
+    """Have cloudpickle take along what these modules define, but not in pickles of other code."""
     if not modules:  # `__mp_main__` is another name of `__main__`, in the first process
         yield
         return

@@ -48,8 +48,8 @@ class StartCaps:
     """How many envs may be built or reset; None is any number.
 
     Attributes:
-        per_s: how many may begin with it in a second, on average: in any span of time in which so
-            many whole ones fit.
+        per_s: how many may begin to be built or reset in a second, on average: in any span of time
+            in which so many whole ones fit.
     """
 
     at_once: int | None = None
@@ -64,15 +64,15 @@ class StartCaps:
 
 
 _LONGEST_DELAY_S = 60.0
-"""Between renewals in a row, unless who sets `retry_waiting_time` wants to wait longer."""
+"""The longest pause between renewals in a row, unless `retry_waiting_time` is longer."""
 
 _MOST_SAVED = 10.0
-"""So many failures can be made up for by steps before they happen."""
+"""How many failures steps can make up for before these happen."""
 
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """How failures are answered.
+    """How failures are handled.
 
     Attributes:
         recover: repair and go on; else the first failure closes the manager and raises.
@@ -82,11 +82,11 @@ class FailurePolicy:
             minute.
         max_failures: failures of one env allowed in the window, besides those that its steps make
             up for.
-        max_failure_share: failures that one step makes up for; 0: all count.
-        max_failures_total: failures of all envs together allowed in it; None: 10, or as many as
-            there are envs.
-        window_s: length of the window.
-        drop_exhausted: an env whose budget is spent is dropped instead of raising.
+        max_failure_share: failures that one step makes up for; 0: all failures count.
+        max_failures_total: failures of all envs together allowed in the window; None: 10, or as
+            many as there are envs if these are more.
+        window_s: length of the window in seconds.
+        drop_exhausted: drop an env whose budget is spent, instead of raising.
     """
 
     recover: bool = True
@@ -117,10 +117,10 @@ class _Account:
 
     Args:
         policy: the window, and what steps make up for.
-        limit: failures allowed; where that is none, steps make up for none either.
+        limit: failures allowed; if it is 0, steps make up for none either.
 
     Attributes:
-        failures: when each of them was, and what; the oldest first.
+        failures: the time of each failure, and the failure itself; the oldest first.
     """
 
     def __init__(self, policy: FailurePolicy, limit: int) -> None:
@@ -131,7 +131,7 @@ class _Account:
         self._steps = 0
 
     def charge(self, failure: EnvFailure, now: float, steps: int) -> int:
-        """Count one failure; `steps` were made so far. Return how many are in the window."""
+        """Count one failure after `steps` steps in all, and return how many are in the window."""
         failures = self.failures
         while failures and failures[0][0] < now - self._window_s:
             failures.popleft()
@@ -142,7 +142,7 @@ class _Account:
         return len(failures)
 
     def _make_up(self, made_up_for: float) -> None:
-        """Forget the oldest failures, as far as steps make up for them; the rest is saved."""
+        """Forget the oldest failures, as far as steps make up for them; save what is left over."""
         saved = self._saved + made_up_for
         while saved >= 1.0 and self.failures:
             self.failures.popleft()
@@ -151,15 +151,16 @@ class _Account:
 
 
 class FailureBudget:
-    """Counts failures in a sliding window, for each env and for all together.
+    """Counts of failures in a sliding window, for each env and for all together.
 
     Steps make up for failures: an env that fails in a small share of its steps goes on for ever,
-    however fast it is. What they make up for is forgotten, the oldest first; up to ten failures
-    can be made up for before they happen. An env that fails again without a good step in between
-    gains nothing by those that it made before.
+    however fast it is. Failures that steps make up for are forgotten, the oldest first; up to ten
+    failures can be made up for before they happen. An env that fails again without a good step in
+    between gains nothing from the steps that it made before.
 
     Args:
-        spare_num: number of spares, whose ids follow; what they fail counts for each alone.
+        spare_num: number of spares, whose ids follow those of the envs; the failures of a spare
+            count for that spare alone.
     """
 
     def __init__(self, policy: FailurePolicy, env_num: int, spare_num: int = 0) -> None:
@@ -182,11 +183,11 @@ class FailureBudget:
         """Count one failure and say which limit it exceeds, if any.
 
         Args:
-            env_id: whose.
-            failure: what.
-            now: the moment.
-            steps: how many the env has been asked for so far, the one that failed included.
-            steps_of_all: the same of all envs together.
+            env_id: the env that failed.
+            failure: its failure.
+            now: the present moment in seconds.
+            steps: how many steps the env has been asked for so far, including the one that failed.
+            steps_of_all: the same for all envs together.
 
         Returns:
             None while the budget holds, else a clause that names the exceeded limit.

@@ -19,12 +19,12 @@ from envmgr.types import EnvFactory
 
 @dataclass(frozen=True)
 class PoolFactory:
-    """Builds the pool of a manager.
+    """A factory of the pool of a manager.
 
     Attributes:
         options: see `EnvPool`.
-        size: how many envs it has.
-        seed: of the first one.
+        size: how many envs the pool has.
+        seed: the seed of the first env.
     """
 
     options: EnvPool
@@ -33,7 +33,7 @@ class PoolFactory:
 
     @property
     def batch_size(self) -> int | None:
-        """How many envs give their results at a time; None for those that were sent actions."""
+        """How many envs give their results at a time; None: all those that were sent actions."""
         some = self.options.batch_size
         return None if some == self.size else some
 
@@ -62,7 +62,7 @@ _OF_ATARI = ("episodic_life", "reward_clip", "stack_num", "gray_scale", "frame_s
 
 
 def imported_envpool() -> Any:
-    """Return the package.
+    """Return the package envpool.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -79,11 +79,11 @@ def rows_of_pool(env_fn: Sequence[EnvFactory] | None, config: ManagerConfig) -> 
     """Return the factories of the rows of a pool.
 
     Args:
-        env_fn: none: the pool has its own envs.
-        config: of the manager.
+        env_fn: None or empty: the pool has its own envs.
+        config: the config of the manager.
 
     Raises:
-        ConfigError: it does not say which envs, or how many; or what it says does not fit.
+        ConfigError: the config does not say which envs or how many, or what it says does not fit.
         MissingDependencyError: envpool is not installed.
     """
     options, size = config.env_pool, config.env_num

@@ -1,4 +1,4 @@
-"""What Linux tells of processes; elsewhere all of this raises, or finds nothing."""
+"""What Linux tells about processes; on other systems these functions raise, or find nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PF_EXITING = 0x4
 
 
 def stat_of(pid: int) -> list[str]:
-    """Return what `/proc/<pid>/stat` has behind the name of the process: its state comes first.
+    """Return the fields of `/proc/<pid>/stat` after the process's name; its state comes first.
 
     Raises:
         OSError: there is no such process.
@@ -21,7 +21,7 @@ def stat_of(pid: int) -> list[str]:
 
 
 def is_exiting(pid: int) -> bool:
-    """Return whether a process is about to end, or is gone: it has closed its files by that."""
+    """Return whether a process is about to end, or is gone: by then it has closed its files."""
     try:
         return bool(int(stat_of(pid)[6]) & _PF_EXITING)
     except (OSError, ValueError, IndexError):
@@ -29,12 +29,12 @@ def is_exiting(pid: int) -> bool:
 
 
 def status_of(pid: int | str) -> dict[str, str]:
-    """Return what the kernel says of a process, by name; nothing if it is gone."""
+    """Return what the kernel says about a process, by field name; nothing if it is gone."""
     return fields_of(f"/proc/{pid}/status")
 
 
 def fields_of(path: str | Path) -> dict[str, str]:
-    """Return what the lines `name: value` of a file say; nothing if it cannot be read."""
+    """Return the values of the lines `name: value` of a file; none if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
             lines = file.read().splitlines()
@@ -44,30 +44,30 @@ def fields_of(path: str | Path) -> dict[str, str]:
 
 
 def cpu_s_of(pid: int) -> float:
-    """Return how long a process has computed.
+    """Return the seconds of CPU time that a process has used.
 
     Raises:
-        OSError, ValueError, IndexError: that cannot be read.
+        OSError, ValueError, IndexError: the time cannot be read.
     """
     return sum(map(int, stat_of(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def queued_s_of(task: int | str) -> float:
-    """Return how long a process, or `thread-self`, has waited for a core.
+    """Return how many seconds a process, or `thread-self`, has waited for a core.
 
     Raises:
-        OSError, ValueError, IndexError: that cannot be read.
+        OSError, ValueError, IndexError: the time cannot be read.
     """
     with open(f"/proc/{task}/schedstat") as file:
         return int(file.read().split()[1]) * 1e-9
 
 
 def resident_bytes(pid: int | str = "self", *, shared: bool = True) -> int:
-    """Return the resident memory of a process; 0 where that cannot be read.
+    """Return the resident memory of a process in bytes; 0 where it cannot be read.
 
     Args:
-        pid: this one, if it is left out.
-        shared: with what it shares with others.
+        pid: the process; by default this one.
+        shared: whether to include memory that it shares with other processes.
     """
     try:
         with open(f"/proc/{pid}/statm") as file:
@@ -78,18 +78,18 @@ def resident_bytes(pid: int | str = "self", *, shared: bool = True) -> int:
 
 
 def memfds_of(pid: int, name: str, flags: int) -> Iterator[int]:
-    """Open the files that a process has open and that are memory of this name, one after another.
+    """Open those open files of a process that are memory of this name, one after another.
 
     Args:
-        pid: of the process.
-        name: of the memory.
-        flags: how to open it, as of `os.open`.
+        pid: the process.
+        name: the name of the memory.
+        flags: how to open it, as in `os.open`.
 
     Returns:
-        An fd of each; who takes one closes it.
+        An fd for each file; the caller closes each one that it takes.
 
     Raises:
-        OSError: there is no such process, or it is not ours to look at.
+        OSError: there is no such process, or this one may not look at it.
     """
     folder = f"/proc/{pid}/fd"
     opened = (_opened_memfd(f"{folder}/{fd}", name, flags) for fd in os.listdir(folder))
@@ -97,12 +97,12 @@ def memfds_of(pid: int, name: str, flags: int) -> Iterator[int]:
 
 
 def _opened_memfd(path: str, name: str, flags: int) -> int | None:
-    """Open what a process has open under a path of `/proc`; None if it is no memory of the name.
+    """Open the file that a path of `/proc` leads to; None if it is not memory of this name.
 
-    The process can put another file there at any moment, one that the rights of its reader open and
-    its own do not, or a pipe that nobody writes into. So that file is held first, which does
-    nothing to it, and what is opened is what was looked at. A file in a folder is none, whatever
-    its path looks like in a mount namespace of that process.
+    The process can put another file there at any moment: one that this process has the right to
+    open and the other does not, or a pipe that nobody writes into. So the file is held first, which
+    does nothing to it, and the file that is opened is the one that was looked at. A file in a
+    folder is not such memory, whatever its path looks like in a mount namespace of that process.
     """
     begin = f"/memfd:{name} "
     try:

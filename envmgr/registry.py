@@ -31,7 +31,7 @@ class Registry:
     fails to load is an error for its own key only.
 
     Args:
-        noun: what is registered, for messages.
+        noun: what messages call the things that are registered.
         builtin_module: module that registers the built-in keys when it is imported.
         entry_point_group: group of the entry points of other packages.
     """
@@ -74,32 +74,32 @@ class Registry:
         """Return what is registered under `key`.
 
         Raises:
-            UnknownKeyError: nothing is; the message names all known keys and the nearest one.
+            UnknownKeyError: the key is unknown; the message names all known keys and the nearest.
             ConfigError: the entry point of that key fails to load.
         """
         return self._find(key).build
 
     def build(self, key: str, *args: Any, **kwargs: Any) -> Any:
-        """Call what is registered under `key`; what it raises is passed on as it is."""
+        """Call what is registered under `key`; its errors are passed on unchanged."""
         build = self.get(key)  # apart, so that errors of the look-up and of the call never mix
         return build(*args, **kwargs)
 
     def source(self, key: str) -> str:
         """Return where a key comes from.
 
-        That is "envmgr", "entry point <distribution>" or "registered by <module>".
+        This is "envmgr", "entry point <distribution>" or "registered by <module>".
         """
         return self._find(key).source
 
     def keys(self) -> list[str]:
-        """Return all keys that can be had, sorted; loads all entry points."""
+        """Return all available keys, sorted; loads all entry points."""
         self._load_builtins()
         for key in list(self._known_entry_points()):
             self._load_entry_points(key)
         return sorted(self._entries)
 
     def problems(self) -> dict[str, str]:
-        """Return, by key, why an entry point cannot be had; loads all entry points."""
+        """Return, by key, why an entry point cannot be used; loads all entry points."""
         self.keys()
         return dict(self._problems)
 
@@ -207,11 +207,11 @@ def get_env_manager_cls(cfg: Mapping[str, Any]) -> Any:
     """Return the manager class of a config's `type`, after importing its `import_names`.
 
     Args:
-        cfg: the manager section, as dict or EasyDict; not changed.
+        cfg: the manager section, as a dict or EasyDict; not changed.
 
     Raises:
-        UnknownKeyError: no kind of that name; the known ones are named.
-        ConfigError: `type` is missing, which a misspelt one would be, too; or a module of
+        UnknownKeyError: there is no kind of that name; the message names the known ones.
+        ConfigError: `type` is missing, as it also is if the key is misspelt; or a module of
             `import_names` cannot be imported.
     """
     if "type" not in as_mapping(cfg, "manager"):
@@ -233,7 +233,7 @@ def class_of_kind(key: str) -> Any:
     """Return what is registered under a key.
 
     Raises:
-        UnknownKeyError: nothing is; the known ones are named.
+        UnknownKeyError: the key is unknown; the message names the known ones.
     """
     return ENV_MANAGER_REGISTRY.get(key)
 
@@ -242,7 +242,7 @@ def kind_of(cfg: Mapping[str, Any]) -> str:
     """Return the registry key that a manager section names, after importing its `import_names`.
 
     Args:
-        cfg: the section. What a file may say of it has been asked before.
+        cfg: the manager section. What a file may set in it was checked before.
 
     Raises:
         ConfigError: a module cannot be imported.

@@ -19,9 +19,9 @@ class Seeds(NamedTuple):
     """The seeds that the envs of a manager begin their next generation with.
 
     Attributes:
-        of_envs: by env_id; None is no seed.
-        of_spares: in the order of the spares.
-        dynamic: what automatic resets do after that, as of `EnvManager.seed`.
+        of_envs: the seeds by env_id; None is no seed.
+        of_spares: the seeds of the spares, in their order.
+        dynamic: what automatic resets do after that, as in `EnvManager.seed`.
     """
 
     of_envs: dict[int, int | None]
@@ -36,7 +36,7 @@ def seeds_by_env(
 
     Args:
         seed: an int gives env i `seed + i`; a sequence one to each env; a mapping one to some.
-            None, alone or inside, takes a seed back.
+            None, alone or as an entry, takes a seed back.
         env_num: number of envs.
 
     Raises:
@@ -81,8 +81,8 @@ def seeds_of_spares(
 
     Args:
         seed: as given to `seeds_by_env`. An int gives the spare with id i `seed + i`.
-        seeds: those of all envs now; from the first of them the seeds of spares are derived where
-            `seed` is no int.
+        seeds: the present seeds of all envs; where `seed` is no int, the seeds of the spares are
+            derived from the first of these.
         env_num: number of envs.
         spare_num: number of spares.
     """
@@ -116,7 +116,7 @@ def _checked_env_id(key: Any, env_num: int) -> int:
 
 
 def derived_seed(base_seed: int, env_id: int, generation: int, episode: int) -> int:
-    """Return the seed of the first reset of a generation after the first one: 32 bits."""
+    """Return the seed (32 bits) of the first reset of a generation after the first generation."""
     sequence = np.random.SeedSequence((base_seed, env_id, generation, episode))
     return int(sequence.generate_state(1)[0])
 
@@ -126,11 +126,11 @@ _ACTIONS = 0xAC7
 
 
 _SPACES = 0x5BACE
-"""Likewise the streams of the spaces that a manager shows."""
+"""Sets the streams of the spaces that a manager shows apart in the same way."""
 
 
 def seeds_of_spaces(seed: int) -> list[int]:
-    """Return the seeds of the observation and the action space of a manager, from env 0's."""
+    """Return the seeds of a manager's observation and action space, derived from env 0's seed."""
     sequence = np.random.SeedSequence((seed, _SPACES))
     return list(map(int, sequence.generate_state(2)))
 
@@ -145,13 +145,14 @@ def own_space(space: Any) -> Any:
 
 
 class Samplers:
-    """Draws random actions from one stream for each env, so that timing cannot mix them up.
+    """Random actions from one stream for each env, so that timing cannot mix the streams up.
 
     Args:
         action_spaces: the space of each env.
 
     Attributes:
-        spaces: copies of them, as far as they can be copied, with the state of each stream.
+        spaces: copies of the action spaces, as far as they can be copied, with the state of each
+            stream.
     """
 
     def __init__(self, action_spaces: Sequence[Any]) -> None:
@@ -169,11 +170,12 @@ class Samplers:
         """Return a random action for one env.
 
         Args:
-            env_id: which.
-            newest: gives the observation that it shows: the agents in it act. None: all do.
+            env_id: the env.
+            newest: returns the observation that the env shows: the agents in it act. If it returns
+                None, all agents act.
 
         Raises:
-            ConfigError: its action space has none.
+            ConfigError: the env's action space has no random actions.
         """
         try:
             return random_action(self.spaces[env_id], newest)

@@ -1,12 +1,13 @@
 """Caps that all managers of a user on one machine share: so many envs of a kind, and no more.
 
-Who has envs has a file in a folder that only the user can write to, which says how many, and holds
-a lock on it (flock). A lock ends with its process, however that ends: the kernel sees to it. So a
-file that is not locked is of nobody any more, and whoever comes next removes it. One lock for all,
-held for a moment, keeps two managers from counting at the same time.
+A manager that has envs has a file that says how many, in a folder that only the user can write to,
+and holds a lock on it (flock). The kernel ends a lock with its process, however that ends. So a
+file that is not locked belongs to nobody any more, and the next manager that comes removes it. One
+lock for all managers, held for a moment, keeps two of them from counting at the same time.
 
-A lock belongs to the open file, and a child that inherits that would hold it on after its parent is
-gone. Files are closed by exec, and in every fork that Python makes.
+A lock belongs to the open file, and a child that inherits the file would keep holding the lock
+after its parent is gone. Therefore the files are closed by exec, and in every fork that Python
+makes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _HELD: dict[int, str] = {}
 """Files that this process holds, by fd: forks close them."""
 
 _FORKING = threading.RLock()
-"""Held while files are opened and locked: no fork comes before they are known."""
+"""Held while files are opened and locked, so that no fork comes before they are in `_HELD`."""
 
 
 def _close_in_fork() -> None:
@@ -52,9 +53,9 @@ class Holder(NamedTuple):
     """A manager that has envs of a kind.
 
     Attributes:
-        units: how many there may be, as it knows it.
+        units: how many envs of the kind there may be, as this manager knows it.
         held: how many it has.
-        pid: of its process.
+        pid: its process.
     """
 
     units: int
@@ -63,19 +64,19 @@ class Holder(NamedTuple):
 
 
 class SharedUnits:
-    """What one manager has of the units that all share: none, or as many of each as it has envs.
+    """One manager's share of the shared units: none, or as many of each name as it has envs.
 
-    All or none, because each of two managers that have some would wait for those of the other.
+    It is all or none, because two managers that each had some would wait for those of the other.
 
     Args:
         caps: how many units there are, by name.
-        count: how many envs there are: each needs one of each.
-        folder: where files are; None: see `own_folder`.
+        count: how many envs the manager has: each needs one unit of each name.
+        folder: the folder of the files; None: see `own_folder`.
 
     Attributes:
-        is_held: it has them.
-        lacks: what it waits for, in words; empty if it does not, or has not seen it yet: others
-            looked at the same moment.
+        is_held: whether the manager has the units.
+        lacks: what it waits for, in words; empty if it does not wait, or could not look yet because
+            others looked at the same moment.
     """
 
     def __init__(self, caps: Mapping[str, int], count: int, folder: str | None = None) -> None:
@@ -87,14 +88,14 @@ class SharedUnits:
         self.lacks = ""
 
     def take(self) -> bool:
-        """Take them, if there are enough now; does not wait.
+        """Take the units if there are enough now, without waiting.
 
         Returns:
-            Whether it has them.
+            Whether the manager has them.
 
         Raises:
             CapMismatchError: another manager has another number for a name.
-            SharedCapError: the folder, or the system, is not fit for it.
+            SharedCapError: the folder, or the system, is unsuitable.
         """
         if self.is_held:
             return True
@@ -122,7 +123,7 @@ class SharedUnits:
             self._write(folder)
 
     def _others(self, folder: int, name: str) -> list[Holder]:
-        """Return who has units of a name; files of those that are gone are removed."""
+        """Return the managers that have units of a name; remove files of those that are gone."""
         found = []
         for file in sorted(os.listdir(folder)):
             holder = _look_at(folder, file) if file.startswith(f"{name}@") else None
@@ -152,7 +153,7 @@ class SharedUnits:
         self.is_held = True
 
     def release(self) -> None:
-        """Give all back; can be called again, and does nothing in a fork."""
+        """Give all units back; this can be called again, and does nothing in a fork."""
         self.is_held = False
         while self._fds:
             fd, path = self._fds.popitem()
@@ -163,16 +164,16 @@ class SharedUnits:
             os.close(fd)
 
     def figures(self) -> dict[str, Any]:
-        """Return what `stats()` shows; from any thread."""
+        """Return what `stats()` shows; any thread may call this."""
         held = self._count if self.is_held else 0
         return {name: {"units": units, "held": held} for name, units in self._caps.items()}
 
 
 def own_folder() -> str:
-    """Return the folder of this user's files: where the system keeps such, else a temporary one.
+    """Return the folder of this user's files: in the system's place for such, else a temporary one.
 
-    Anybody can make the temporary one first. Then it is one below the user's home, for each
-    machine: that comes last, since homes may be on file systems without locks.
+    Somebody else can make the temporary folder first. Then it is a folder below the user's home,
+    one for each machine; this comes last, since homes may be on file systems without locks.
     """
     uid = os.geteuid()
     for runtime in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}"):
@@ -197,7 +198,7 @@ def _is_own(path: str) -> bool:
 
 
 def _fault_of(about: os.stat_result) -> str:
-    """Return what is wrong with a folder that only this user may write to; empty: nothing."""
+    """Return what is wrong with a folder that only this user may write to; empty if nothing is."""
     if not stat.S_ISDIR(about.st_mode):
         return "is no folder"
     if about.st_uid != os.geteuid():
@@ -213,7 +214,7 @@ def _open_folder(path: str) -> Iterator[int]:
 
     Raises:
         SharedCapError: others may write to it.
-        OSError: it cannot be had.
+        OSError: it cannot be made or opened.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -235,7 +236,7 @@ def _open_folder(path: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _mutex(folder: int) -> Iterator[bool]:
-    """Hold the lock of a folder, if nobody has it; gives whether."""
+    """Hold the lock of a folder if nobody else has it, and yield whether it is held."""
     fd = os.open(_MUTEX, _FLAGS | os.O_CREAT, 0o600, dir_fd=folder)
     try:
         yield _lock(fd)
@@ -252,7 +253,7 @@ def _lock(fd: int) -> bool:
 
 
 def _look_at(folder: int, file: str) -> Holder | None:
-    """Return who holds a file; None if it is nobody's any more: it is removed then."""
+    """Return the holder of a file; remove the file and return None if it is nobody's any more."""
     try:
         fd = os.open(file, _FLAGS, dir_fd=folder)
     except FileNotFoundError:  # given back just now

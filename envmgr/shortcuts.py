@@ -1,4 +1,4 @@
-"""Managers in one call: `create_env_manager` of a config, `make` for scripts and notebooks."""
+"""Managers in one call: `create_env_manager` from a config, `make` for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ _OF_WORKERS = (
 def create_env_manager(
     cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory] | None = None, **kwargs: Any
 ) -> BaseEnvManager:
-    """Return a manager, not launched, of the kind that `cfg.type` names.
+    """Return a manager of the kind that `cfg.type` names; it is not launched yet.
 
     Args:
-        cfg: the manager section, as dict or EasyDict; without `type` the kind is `base`. Not
-            changed: the manager gets the kind's whole default config with these keys on top. To a
-            type checker a V2 kind is an `EnvManagerV2` if you assert so.
-        env_fn: one factory for each env; None for kinds that make them (`env_pool`).
+        cfg: the manager section, as a dict or EasyDict; without `type` the kind is `base`. It is
+            not changed: the manager gets the kind's whole default config with these keys on top.
+            For a type checker to take a V2 kind as an `EnvManagerV2`, assert that it is one.
+        env_fn: one factory for each env; None for kinds that make their envs (`env_pool`).
         **kwargs: further arguments of the manager class.
 
     Raises:
-        UnknownKeyError: no such kind or config key.
+        UnknownKeyError: there is no such kind or config key.
         ConfigError: a value is not allowed.
     """
     if isinstance(cfg, (str, Path)):
@@ -72,7 +72,7 @@ def create_env_manager(
 
 
 def _no_mapping_text(cfg: str | Path) -> str:
-    """Return what to write in place of a text."""
+    """Return the message that says what to give in place of a string."""
     is_kind = isinstance(cfg, str) and not _is_file(cfg)
     way = (
         "create_env_manager({'type': 'subprocess'}, env_fn=[make_env] * n), or make(env, n, "
@@ -90,7 +90,7 @@ def _is_file(value: object) -> bool:
 
 
 def _warn_of_no_type(cfg: Mapping[str, Any]) -> None:
-    """Say that a config without a kind is one of `base`, if it speaks of workers."""
+    """Warn that a config without a kind is one of `base`, if it has keys for workers."""
     useless = [key for key in _OF_WORKERS if cfg.get(key) is not None]
     if useless and "type" not in cfg:
         logger.warning(
@@ -144,15 +144,16 @@ def make(
     Args:
         env: a gymnasium id, `package.module:callable`, a function that builds an env, or a list
             of such functions, one for each env.
-        env_num: how many; None: one, or as many as there are functions.
+        env_num: how many envs; None: one, or as many as there are functions.
         type: registry key of the kind of manager.
-        env_kwargs: arguments of each env: of `gymnasium.make` for an id, else of what builds it.
-        wrappers: of each env, the innermost first: classes and functions that are given the env, or
-            names as in the section `env` of a config.
+        env_kwargs: arguments for each env: for `gymnasium.make` if `env` is an id, else for the
+            callable that builds it.
+        wrappers: wrappers of each env, the innermost first: classes and functions that are given
+            the env, or names as in the section `env` of a config.
         **cfg: keys of the manager's config, such as `seed=0` or `step_timeout=10`.
 
     Raises:
-        ConfigError: something of this does not exist or does not fit.
+        ConfigError: something that an argument names does not exist or does not fit.
     """
     listed = None
     if isinstance(env, Sequence) and not isinstance(env, str):
@@ -186,15 +187,15 @@ def make(
 
 
 _MAPPINGS = ("kwargs", "env_args")
-"""Names that others have for `env_kwargs`."""
+"""Names that other libraries use for `env_kwargs`."""
 
 
 _LIKE_A_KEY = 0.85
-"""So much alike, as `difflib` has it, a name is a mistyped key rather than an argument."""
+"""From this ratio of `difflib` on, a name is taken for a mistyped key, not for an argument."""
 
 
 def _is_of_the_manager(unknown: str, known: Iterable[str]) -> bool:
-    """Return whether it is likelier that a key of the manager is meant than an argument."""
+    """Return whether a name is more likely meant as a key of the manager than as an argument."""
     if unknown in ManagerConfig.MEANT:
         return unknown not in (*_MAPPINGS, "render_mode")
     return bool(difflib.get_close_matches(unknown, known, n=1, cutoff=_LIKE_A_KEY))
@@ -203,10 +204,10 @@ def _is_of_the_manager(unknown: str, known: Iterable[str]) -> bool:
 def _with(
     build: Callable[..., Any], env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[Any]
 ) -> EnvFactory:
-    """Return what builds an env with arguments and in wrappers; `build` itself without any.
+    """Return a factory of an env with arguments and in wrappers; `build` itself without any.
 
     Raises:
-        ConfigError: they are wrong, or it builds several envs at once.
+        ConfigError: arguments or wrappers are wrong, or `build` builds several envs at once.
     """
     factory = with_arguments(build, env_kwargs, wrappers)
     if factory is not build and isinstance(build, BatchedEnvSpec):
@@ -237,7 +238,7 @@ _LIST = Check(_ENV.allowed, lambda value: list(as_items(value)))
 
 
 def _factories(env: Sequence[Any], count: int) -> list[Callable[[], Any]]:
-    """Return the factory of each env, as they were given.
+    """Return the factories that were given, one for each env.
 
     Raises:
         ConfigError: there are none, more or fewer than envs, or one is no function.

@@ -16,7 +16,7 @@ def number(value: Any, digits: int = 2) -> str:
 
     Args:
         value: a number, a list or tuple of numbers, or None.
-        digits: digits after the point, of those that are no integers.
+        digits: digits after the point, for numbers that are no integers.
     """
     if value is None:
         return "-"
@@ -39,7 +39,7 @@ def short_time(seconds: float | None) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return how long something lasts, in words; `?` for what is no time."""
+    """Return how long something lasts, in words; `?` if the time is not finite."""
     if not math.isfinite(seconds):
         return "?"
     if seconds < 1.0:
@@ -88,15 +88,15 @@ def _signal_name(number: int) -> str:
 
 
 def logged(level: int, text: str, *args: Any, exc_info: BaseException | None = None) -> None:
-    """Log something in the midst of work that must not end there.
+    """Log something in the midst of work that must go on even if logging fails.
 
-    A handler of the user's may raise (its disk is full, its stream closed): the work goes on.
+    A handler of the user's may raise (its disk is full, its stream is closed): the work goes on.
 
     Args:
-        level: of `logging`.
-        text: what, with a place for each of `args`.
-        *args: for these places.
-        exc_info: what was raised, whose traceback is logged, too.
+        level: a level of `logging`.
+        text: the message, with a placeholder for each of `args`.
+        *args: the values for these placeholders.
+        exc_info: an exception whose traceback is logged, too.
     """
     with contextlib.suppress(Exception):
         logger = logging.getLogger("envmgr")

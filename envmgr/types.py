@@ -10,14 +10,14 @@ import numpy as np
 
 
 class EnvTimestep(NamedTuple):
-    """What one step of one env gave. Four fields in this order, as DI-engine's `BaseEnvTimestep`.
+    """The result of one env step: four fields, in the order of DI-engine's `BaseEnvTimestep`.
 
     Attributes:
         obs: the observation after the step; at an episode's end, the terminal observation.
         reward: what the env returned (a float for gymnasium envs).
         done: whether the episode ended (`terminated or truncated` for gymnasium envs).
-        info: the env's info. For gymnasium envs it also holds `terminated` and `truncated`; an
-            abnormal timestep's holds `abnormal=True` and `error`. The properties `terminated` and
+        info: the env's info. For gymnasium envs it also holds `terminated` and `truncated`; in an
+            abnormal timestep it holds `abnormal=True` and `error`. The properties `terminated` and
             `truncated` read the info.
     """
 
@@ -28,24 +28,24 @@ class EnvTimestep(NamedTuple):
 
     @property
     def terminated(self) -> Any:
-        """Whether the episode ended in a state of the env, as the info says; else False."""
+        """Whether the info says that the episode ended in a terminal state; else False."""
         return self._said("terminated")
 
     @property
     def truncated(self) -> Any:
-        """Whether the episode was cut off, as by a time limit, as the info says; else False."""
+        """Whether the info says that the episode was cut off, as by a time limit; else False."""
         return self._said("truncated")
 
     def _said(self, name: str) -> Any:
-        """Return what the info says; of several agents a dict by agent."""
+        """Return what the info has under a name; for several agents, a dict by agent."""
         info = self.info
         return info.get(name, False) if isinstance(info, Mapping) else False
 
 
 class Once(dict[str, Any]):
-    """Reset params for one reset: `manager.reset({0: Once(level=3)})`, or of `launch`.
+    """Reset params for a single reset: `manager.reset({0: Once(level=3)})`, or those of `launch`.
 
-    What else keeps its params for the automatic resets that follow has none after it.
+    Otherwise an env keeps its params for later automatic resets; after this reset it has none.
     """
 
 

@@ -26,13 +26,13 @@ from envmgr.types import EnvFactory
 
 @dataclass(frozen=True)
 class VectorFactory:
-    """Builds the vector env of a manager.
+    """A factory of the vector env of a manager.
 
     Attributes:
-        factories: of its rows; or one, of the vector env itself.
+        factories: the factories of its rows; or a single one, of the vector env itself.
         size: how many rows it is to have.
         options: see `GymVector`.
-        at_once: rows are reset inside of the step that ends their episode.
+        at_once: whether rows are reset within the step that ends their episode.
     """
 
     factories: tuple[EnvFactory, ...]
@@ -44,7 +44,7 @@ class VectorFactory:
         """Return a new vector env, as a batched env.
 
         Raises:
-            EnvContractError: the factories build something else than gymnasium envs.
+            EnvContractError: the factories build something other than gymnasium envs.
         """
         with clean_children():  # a file may name the start method of their processes
             return self._built()
@@ -133,7 +133,7 @@ def rows_of_vector_env(env_fn: Sequence[EnvFactory], config: ManagerConfig) -> l
     Args:
         env_fn: factories of gymnasium envs, one for each row; or one factory, of the vector env
             (with `env_num` rows); or a `BatchedEnvSpec` for each row.
-        config: of the manager.
+        config: the config of the manager.
 
     Raises:
         ConfigError: they do not make one vector env with `env_num` rows.

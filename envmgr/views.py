@@ -25,10 +25,10 @@ from envmgr.types import EnvTimestep
 
 
 class Forms:
-    """What stacks observations of envs, whose spaces may differ.
+    """The codecs that stack observations of envs, whose spaces may differ.
 
     Args:
-        spaces: of the observations of each env.
+        spaces: the observation space of each env.
     """
 
     def __init__(self, spaces: Sequence[Any]) -> None:
@@ -37,13 +37,13 @@ class Forms:
         self._form_of = [structures.index(structure) for structure in structures]
 
     def codec_of(self, env_ids: Iterable[int]) -> Codec:
-        """Return the codec of some envs; one of any objects, if they have not one structure."""
+        """Return the codec of some envs; one for any objects if their structures differ."""
         form, *others = {self._form_of[i] for i in env_ids} or set(self._form_of)
         return codec_of(None) if others else self._codecs[form]
 
 
 def array_batch(timesteps: Mapping[int, EnvTimestep], codec: Codec) -> ArrayBatch:
-    """Stack timesteps, whose observations are of a codec's space, into arrays."""
+    """Stack timesteps into arrays; the observations are of the codec's space."""
     steps = list(timesteps.values())
     ends = np.array([ends_of(step.done, step.info) for step in steps], dtype=np.bool_)
     terminated, truncated = ends.reshape(-1, 2).T.copy()
@@ -74,7 +74,7 @@ def _stacked_rewards(rewards: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 class DictView:
-    """Observations, actions and timesteps as dicts by env_id: as they are."""
+    """Observations, actions and timesteps as dicts by env_id, just as they are."""
 
     def ready(self, observations: dict[int, Any]) -> Any:
         """Return what `ready_obs` gives."""
@@ -88,7 +88,7 @@ class DictView:
         """Return the user's actions by env_id.
 
         Raises:
-            ActionError: they are no mapping, or it cannot be read.
+            ActionError: they are no mapping, or one that cannot be read.
         """
         return actions if type(actions) is dict else actions_by_id(actions)
 
@@ -98,13 +98,14 @@ class DictView:
         """Return what `step` gives.
 
         Args:
-            timesteps: by env_id.
-            journal: of the call that returns them; its `fate` says later on if it did not.
+            timesteps: the timesteps by env_id.
+            journal: the journal of the call that returns them; its `fate` says later on if the call
+                did not return them.
         """
         return timesteps
 
     def forget(self) -> None:
-        """The rows that were read are used up, or stale."""
+        """Take note that the rows that were read are used up, or stale."""
 
 
 class TreeView(DictView):
@@ -145,7 +146,7 @@ class TreeView(DictView):
 
         Args:
             actions: a list, a stacked array or tree, or `{env_id: action}`.
-            ready_ids: tells the envs that are ready now; asked if `ready_obs` was not read.
+            ready_ids: returns the envs that are ready now; called if `ready_obs` was not read.
 
         Raises:
             ActionError: there is not one action for each row.
@@ -164,7 +165,8 @@ class TreeView(DictView):
     ) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep.
 
-        Their arrays are nobody else's: who changes them changes neither `ready_obs` nor the block.
+        Their arrays belong to nobody else: to change them changes neither `ready_obs` nor the
+        block.
 
         Raises:
             SpaceMismatchError: an observation or reward without fixed layout is no array.
@@ -229,14 +231,14 @@ def _untree(actions: Any) -> Any:
 
 _NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.bool_))
 _PLAIN = _NUMBERS | {np.ndarray}
-"""What becomes an array without being looked at."""
+"""Types whose values become arrays without being looked at."""
 
 
 class Trees:
-    """Makes treetensors of numpy arrays, straight from the storage of treevalue.
+    """A maker of treetensors of numpy arrays, straight from the storage of treevalue.
 
-    `treetensor.numpy.array` makes the same of a dict, but has every array in it formatted as text
-    on the way, which takes twenty times as long.
+    `treetensor.numpy.array` makes the same from a dict, but formats every array in it as text on
+    the way, which takes twenty times as long.
     """
 
     def __init__(self) -> None:
@@ -249,7 +251,7 @@ class Trees:
         return self._tree(self._create_storage(arrays))
 
     def arrays(self, value: Any) -> Any:
-        """Return a value as an array of its own; mappings and trees as dicts of such."""
+        """Return a value as a new array; mappings and trees as dicts of such arrays."""
         if type(value) in _PLAIN:
             return np.array(value)
         value = self._opened(value)
@@ -258,7 +260,7 @@ class Trees:
         return np.array(value)
 
     def stacked(self, values: Sequence[Any]) -> Any:
-        """Return k values as one array (k, *shape); mappings and trees as dicts of such.
+        """Return k values as one array (k, *shape); mappings and trees as dicts of such arrays.
 
         Raises:
             ValueMismatchError: mappings have different keys.
@@ -279,8 +281,9 @@ class Trees:
     def info_arrays(self, info: Any) -> dict[str, Any]:
         """Return an info as nested dicts of arrays, whose keys can be read as attributes.
 
-        Follows what DI-engine's V2 managers do: what an identifier cannot hold becomes `_` in keys
-        (`TimeLimit.truncated`), and what cannot become an array is left out.
+        This follows what DI-engine's V2 managers do: characters that an identifier cannot hold
+        become `_` in keys (`TimeLimit.truncated`), and values that cannot become an array are left
+        out.
         """
         arrays: dict[str, Any] = {}
         if type(info) is not dict:
@@ -317,7 +320,7 @@ def _identifier(key: str) -> str:
 
 
 def _array_of(value: Any) -> npt.NDArray[Any] | None:
-    """Return an array of its own of a number, or of a sequence or array of such; None of others."""
+    """Return a new array of a number, or of a sequence or array of numbers; None for all else."""
     if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
         return np.array(value)
     if hasattr(value, "__array__") or isinstance(value, (list, tuple)):

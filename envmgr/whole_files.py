@@ -1,4 +1,4 @@
-"""Files that a reader, and a crash, find whole or not at all."""
+"""Files that a reader finds whole or not at all, also after a crash."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 def write_whole(
     path: str | os.PathLike[str], *parts: bytes, mode: int = 0o666, survives: bool = True
 ) -> None:
-    """Write a file, or replace it, at once.
+    """Write or replace a file atomically.
 
     Args:
-        path: of the file.
-        *parts: what is to be in it.
+        path: the file.
+        *parts: its content.
         mode: its permissions, less the umask.
-        survives: on disk when this returns, also if the machine fails then.
+        survives: whether it is on disk when this returns, even if the machine fails then.
 
     Raises:
-        OSError: it cannot be written; what was there before is as it was.
+        OSError: it cannot be written; what was there before is unchanged.
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
-        # Exclusively: whatever is there already, such as a link to somewhere else, is not written.
+        # With O_EXCL, nothing that is there already, such as a link elsewhere, is written to.
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(fd, "wb") as file:
             file.writelines(parts)
@@ -41,7 +41,7 @@ def write_whole(
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the new name on disk too, where folders can be synced."""
+    """Bring a new name in a folder onto the disk, too, where folders can be synced."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:

@@ -28,10 +28,10 @@ from envmgr.types import Once
 
 
 def each_seed(seed: Any, n: int) -> list[Any] | None:
-    """Return the seed of each of n envs; None for none.
+    """Return the seed of each of n envs, or None if no seed is given.
 
     Raises:
-        ConfigError: it is neither an int, nor a list with one for each.
+        ConfigError: `seed` is neither an int nor a list with one seed for each env.
     """
     if seed is None:
         return None
@@ -53,16 +53,17 @@ class Step:
     """A step of the trainer: from before it is sent until the trainer has been given its results.
 
     Args:
-        env_ids: whose.
-        note: of the adapter.
+        env_ids: the envs that take the step.
+        note: what the adapter keeps with the step.
 
     Attributes:
         env_ids: see above.
         note: see above.
-        is_sent: the manager has accepted it; if not, that has to be looked up.
-        batches: what the manager has delivered of it.
-        rows: all of that.
-        ends: copies of the terminal observations in it.
+        is_sent: whether the manager is known to have accepted it; if not, the manager has to be
+            asked.
+        batches: the batches that the manager has delivered for it.
+        rows: all of these as rows, once they are complete.
+        ends: copies of the terminal observations in `rows`.
         result: what the adapter has made of it.
     """
 
@@ -79,40 +80,43 @@ class Step:
 
 
 class FixedBatches:
-    """Steps and resets all envs of a manager, so that each step of the trainer has all its rows.
+    """Steps and resets of all envs of a manager: each step of the trainer has all its rows.
 
-    The first `reset` launches the manager, with the seeds and options that were given for it, if it
-    is not launched: no env is reset twice. `close` closes it.
+    If the manager is not launched, the first `reset` launches it, with the seeds and options of
+    that reset: no env is reset twice. `close` closes the manager.
 
-    With `on_failure="recover"` the step of an env that fails ends its episode: truncated, with the
-    last good observation, reward 0.0, and an info with `abnormal=True` and `error`, a text. With
-    "raise" the exception is raised: see `on_failure.raise_in_trainer`.
+    With `on_failure="recover"`, a step in which an env fails ends its episode: it is truncated,
+    with the last good observation, reward 0.0, and an info with `abnormal=True` and `error`, which
+    is text. With "raise", the exception is raised: see `on_failure.raise_in_trainer`.
 
     Args:
-        manager: of any kind; of those that gather some timesteps, all are gathered.
+        manager: a manager of any kind; with kinds that gather only some timesteps, all are
+            gathered.
         adapter: the public name of the adapter, for messages.
-        on_failure: "recover", "raise", or None: as the manager does.
-        auto_reset: what the manager has to be set to: False for trainers that reset each env
-            themselves.
+        on_failure: "recover", "raise", or None: what the manager does.
+        auto_reset: the `auto_reset` that the manager must have: False for trainers that reset each
+            env themselves.
 
     Raises:
-        ConfigError: it is no manager, or one whose config does not fit; the message says what to
-            change.
+        ConfigError: `manager` is not a manager, or its config does not fit; the message says what
+            to change.
 
-    What Ctrl-C leaves of a call is not known from counters beside the manager's: a step is noted
-    before it is sent, and whether it was sent is asked of the manager, which is never half done.
-    The last thing that an adapter does before it returns is one store: that the trainer has been
-    given the results of `step`, or the first observations of envs that were `unseen`.
+    What Ctrl-C leaves of a call is found out without counters beside the manager's: a step is noted
+    before it is sent, and the manager, whose calls are never half done, is asked whether it was
+    sent. The last thing that an adapter does before it returns is one assignment, which notes that
+    the trainer has been given the results of `step`, or the first observations of envs that were
+    `unseen`.
 
     Attributes:
         manager: the manager.
         n: number of envs.
         step: the step whose results the trainer has not been given; None if there is none. See
             `is_stepping`.
-        unseen: envs whose reset was asked for, and whose first observations the trainer has not
-            been given: all at first, or after Ctrl-C in a reset. They have to be reset.
-        lost: envs of a step that ended with an exception, until they are reset: how it ended for
-            them was shown to nobody.
+        unseen: the envs whose reset was asked for, and whose first observations the trainer has not
+            been given: all envs at first, and those of a reset that Ctrl-C interrupted. They have
+            to be reset.
+        lost: the envs of a step that ended with an exception, until they are reset: nobody has seen
+            how the step ended for them.
     """
 
     def __init__(
@@ -149,13 +153,13 @@ class FixedBatches:
 
     @contextlib.contextmanager
     def built(self) -> Iterator[None]:
-        """Build the envs, if they are not, so that what is wrong with them is known now.
+        """Build the envs, unless they are built, so that what is wrong with them is known now.
 
-        If that fails, or what is done inside, what was built here is closed.
+        If that fails, or the body of the `with` statement does, what was built here is closed.
 
         Raises:
-            ConfigError: they are multi-agent envs, whose observations are no rows.
-            EnvManagerError: as `EnvManager.launch`.
+            ConfigError: they are multi-agent envs, whose observations are not rows.
+            EnvManagerError: as in `EnvManager.launch`.
         """
         is_ours = self.manager.closed
         try:
@@ -178,22 +182,24 @@ class FixedBatches:
         options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         begun: Sequence[int] = (),
     ) -> None:
-        """Begin new episodes and wait for their first observations, which `first_obs` gives.
+        """Begin new episodes and wait for their first observations, which `first_obs` returns.
 
         A step that is under way is cancelled. The envs are `unseen` until the adapter has given
         their observations to the trainer.
 
         Args:
-            env_ids: in which envs; None for all.
-            seed: an int gives env i exactly `seed + i`; a list has one for each of all envs; None,
-                also in the list, leaves the generator of an env as it is.
-            options: for these resets and no others, or a list with those of each of all envs.
-            begun: of these envs an episode has ended, the next one has begun, and its first
-                observation was not read: that will do for one with neither a seed nor options.
+            env_ids: the envs in which they begin; None for all.
+            seed: an int gives env i exactly `seed + i`; a list has one seed for each env of the
+                manager; None, also in the list, leaves the generator of an env as it is.
+            options: the options of these resets and no others, or a list with the options of each
+                env of the manager.
+            begun: envs whose episode has ended and whose next one has begun, with its first
+                observation not yet read: those of them that get neither a seed nor options are not
+                reset again.
 
         Raises:
-            EnvManagerError: as `EnvManager.launch` and `reset`; with on_failure "raise" what
-                `on_failure.raise_in_trainer` makes of it.
+            EnvManagerError: as in `EnvManager.launch` and `reset`; with on_failure "raise", what
+                `on_failure.raise_in_trainer` raises for it.
         """
         ids = self._all if env_ids is None else list(env_ids)
         seeds = None if seed is None else each_seed(seed, self.n)
@@ -221,10 +227,10 @@ class FixedBatches:
         self.step = None  # its timesteps were discarded
 
     def _refuse_part_of_step(self, env_ids: Sequence[int]) -> None:
-        """Raise if a reset would discard a part of the step that is under way.
+        """Raise if a reset would discard only a part of the step that is under way.
 
         Raises:
-            EnvNotReadyError: it would; nothing was reset.
+            EnvNotReadyError: it would do so; nothing was reset.
         """
         step = self.step
         if step is None or not self.is_stepping:
@@ -245,17 +251,17 @@ class FixedBatches:
             self.fail(error)
 
     def first_infos(self, env_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
-        """Return the infos of the resets that the present episodes of these envs began with."""
+        """Return the infos of the resets that began the current episodes of these envs."""
         return self.manager.reset_infos(self._all if env_ids is None else env_ids)
 
     # -- steps ------------------------------------------------------------------------------
 
     @property
     def is_stepping(self) -> bool:
-        """Whether a step is under way: sent, and its results not given to the trainer.
+        """Whether a step is under way: it was sent, and the trainer does not have its results yet.
 
-        If Ctrl-C has ended `send`, the manager is asked: it has accepted all of the actions, or
-        none.
+        If Ctrl-C interrupted `send`, the manager is asked: it has accepted either all of the
+        actions or none.
         """
         step = self.step
         if step is None:
@@ -269,13 +275,13 @@ class FixedBatches:
         return step.is_sent
 
     def send(self, actions: Any, env_ids: RowIds | None = None, note: Any = None) -> None:
-        """Send one action to each of `env_ids` (None for all); from now on it is `step`.
+        """Send one action to each of `env_ids` (None for all); from now on, `step` is this step.
 
         Args:
             actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
-            env_ids: which envs, ascending; with none the step consists of nothing but the
+            env_ids: the envs, ascending; if there are none, the step consists only of the
                 beginnings of episodes.
-            note: what the adapter wants to know of this step.
+            note: what the adapter wants to keep with this step.
         """
         ids: Any = self._all if env_ids is None else env_ids
         self.step = step = Step(ids, note)  # before: what Ctrl-C leaves is looked up by it
@@ -290,11 +296,11 @@ class FixedBatches:
     def receive(self, timeout_s: float | None = None) -> Rows | None:
         """Return the timesteps of all actions that were sent, or None if they take too long.
 
-        Until the adapter says that the trainer has them, by setting `step` to None, it returns the
-        same once more: what a step has received is not lost when Ctrl-C ends it.
+        Further calls return the same timesteps until the adapter sets `step` to None, which says
+        that the trainer has them: what a step has received is not lost when Ctrl-C interrupts it.
 
         Args:
-            timeout_s: seconds to wait. What has come until then is kept for the next call.
+            timeout_s: seconds to wait. What has arrived by then is kept for the next call.
         """
         step = self.step
         if step is None:
@@ -321,7 +327,7 @@ class FixedBatches:
         return joined([(one.env_ids, self.rows_of(one)) for one in batches if len(one.env_ids)])
 
     def _keep(self, batches: list[ArrayBatch], min_ready: int, timeout_s: float | None) -> None:
-        """Gather timesteps into a list in one go: no Ctrl-C comes between the manager and it."""
+        """Gather timesteps into a list in one go, so that Ctrl-C cannot lose any on the way."""
         try:
             batches.extend(map(self.manager.recv_arrays, (min_ready,), (timeout_s,)))
         except EnvManagerError as error:
@@ -330,14 +336,14 @@ class FixedBatches:
             self.fail(error)
 
     def _lose(self) -> None:
-        """Take note that a step has ended with an exception: nobody has seen what came of it."""
+        """Note that a step has ended with an exception: nobody has seen its results."""
         self.unseen = self.lost = frozenset(self._all)
 
     def last_obs(self, rows: Rows) -> Any:
         """Return copies of the terminal observations of `rows.ended`: (k, *shape), or a tree.
 
-        They are the same when they are asked for again: what was done to `rows.obs` before Ctrl-C
-        does not change them.
+        Further calls return the same copies: they do not show what was done to `rows.obs` before
+        Ctrl-C.
         """
         step = self.step
         if step is None or step.rows is not rows:
@@ -352,10 +358,10 @@ class FixedBatches:
         """Return timesteps of some of the actions that were sent, ascending by env.
 
         Args:
-            batches: where they are kept, and those of the last time if Ctrl-C came before the
-                adapter was done with them: it empties the list when it is.
+            batches: the list that keeps them. The adapter empties it when it is done with them; if
+                Ctrl-C came before that, it still holds those of the last call.
             min_ready: how many to wait for.
-            timeout_s: after so many seconds what has come will do, if it is anything.
+            timeout_s: seconds after which it returns what has arrived, if anything has.
         """
         while not batches or not len(batches[0].env_ids):
             batches.clear()
@@ -372,10 +378,10 @@ class FixedBatches:
         """Refuse rewards of several numbers, for a trainer that takes one for each env.
 
         Args:
-            rewards: of `Rows`.
+            rewards: the rewards of `Rows`.
 
         Raises:
-            ConfigError: they are such.
+            ConfigError: they have several numbers each.
         """
         if rewards.ndim != 1 or rewards.dtype.kind == "O":
             found = f"the shape {rewards.shape[1:]}" if rewards.ndim > 1 else "several shapes"
@@ -398,7 +404,7 @@ class FixedBatches:
     # -- the rest ---------------------------------------------------------------------------
 
     def ask(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Have the manager reach its envs; what an env raises is raised as it was."""
+        """Call a method of the manager that reaches its envs; raise an env's exception as such."""
         if self.manager.closed:  # until now the envs are only built
             self.reset()
         try:
@@ -413,7 +419,7 @@ class FixedBatches:
         raise error
 
     def close(self, timeout_s: float | None = None, *, terminate: bool = False) -> None:
-        """Close the manager; whatever has failed before."""
+        """Close the manager, whatever has failed before."""
         self.step = None  # it may have views of what is released now
         self.unseen = frozenset(self._all)
         self.manager.close(timeout_s, terminate)

@@ -1,12 +1,12 @@
 """envmgr's managers as kinds of DI-engine, for its configs, collectors, evaluators and middleware.
 
 Importing this module registers them in DI-engine's own registry, under names of their own, so that
-a config of DI-engine selects one:
+a DI-engine config can select one:
 
     env_manager=dict(type="envmgr_subprocess", import_names=["envmgr.adapters.ding"])
 
-The classes have the names of DI-engine's, for scripts that import those. `take_over()` puts the
-kinds in place of DI-engine's own, for configs that are to stay as they are.
+The classes have the same names as DI-engine's, for scripts that import the classes. `take_over()`
+replaces DI-engine's own kinds by these, for configs that should stay as they are.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ except ImportError as error:
     raise missing("envmgr.adapters.ding", "DI-engine>=0.5.3", error) from error
 
 _OF_THE_REGISTRY = ("type", "import_names")
-"""Keys that say which class to build, and nothing to a class that is being built."""
+"""Keys that say which class to build, and mean nothing to the class itself."""
 
 
 class ClosedError(ManagerClosedError, AssertionError):
-    """The manager is closed. An AssertionError too, as DI-engine's managers raise."""
+    """The manager is closed. Also an AssertionError, which DI-engine's managers raise."""
 
 
 class LaunchedError(StateError, AssertionError):
-    """The manager is launched already. An AssertionError too, as DI-engine's managers raise."""
+    """The manager is launched already. Also an AssertionError, which DI-engine's managers raise."""
 
 
 class DingKind(EnvManager):
-    """What envmgr's kinds are in DI-engine, besides what they are without it.
+    """The additional behaviour of envmgr's kinds in DI-engine.
 
-    - At an episode's end the info has `eval_episode_return`: the sum of the rewards, if the env
-      does not say it. The `error` of an abnormal timestep is text; `env_failures` has the
+    - At the end of an episode, the info has `eval_episode_return`: the sum of the rewards, unless
+      the env itself gives it. The `error` of an abnormal timestep is text; `env_failures` has the
       exception.
     - Spaces belong to the package that the envs' own spaces belong to, gym or gymnasium.
     - Actions reach the envs as they are, unless the config has `check_actions`.
-    - Where envs run in processes, `connect_timeout` is the limit of resets, too, unless the config
-      has `reset_timeout`.
+    - Where envs run in processes, `connect_timeout` also limits resets, unless the config has
+      `reset_timeout`.
     - A closed manager raises an `AssertionError`. With `on_failure: raise`, a builtin exception of
       an env's code is raised as such.
 
     Args:
         env_fn: one factory for each env.
-        cfg: the manager's config, without its `type` or with any: the class decides.
-        **spaces: as of `EnvManager`.
+        cfg: the manager's config. Any `type` in it is ignored: the class decides.
+        **spaces: see `EnvManager`.
     """
 
     _closed_error = ClosedError
@@ -104,17 +104,17 @@ class DingKind(EnvManager):
 
     @property
     def observation_space(self) -> Any:
-        """The observation space of one env; of gym or of gymnasium, as the env's own."""
+        """The observation space of one env; from gym or gymnasium, like the env's own."""
         return self._shown("observation_space", super().observation_space)
 
     @property
     def action_space(self) -> Any:
-        """The action space of one env; of gym or of gymnasium, as the env's own."""
+        """The action space of one env; from gym or gymnasium, like the env's own."""
         return self._shown("action_space", super().action_space)
 
     @property
     def reward_space(self) -> Any:
-        """The reward space of one env, or None; of gym or of gymnasium, as the env's own."""
+        """The reward space of one env, or None; from gym or gymnasium, like the env's own."""
         return self._shown("reward_space", super().reward_space)
 
     def _shown(self, name: str, space: Any) -> Any:
@@ -124,7 +124,7 @@ class DingKind(EnvManager):
         return self._shown_spaces[name]
 
     def seed(self, seed: Any, dynamic_seed: bool | None = None) -> None:
-        """Seed the envs; see `EnvManager.seed`. Env 0's seed is that of `action_space`, too."""
+        """Seed the envs; see `EnvManager.seed`. The seed of env 0 also seeds `action_space`."""
         super().seed(seed, dynamic_seed)
         self._space_seed = seeds_by_env(seed, self.env_num).get(0)
         self._seed_shown_space()
@@ -157,11 +157,11 @@ class DingKind(EnvManager):
         reset_param: Mapping[int, Mapping[str, Any] | None] | None = None,
         **others: Never,
     ) -> None:
-        """Reset envs and wait for it; see `EnvManager.reset`."""
+        """Reset envs and wait until they are reset; see `EnvManager.reset`."""
         self._refuse_unless_launched()  # before the arguments are looked at
         super().reset(reset_param, **others)
 
-    # No `step` of its own: what the manager's has delivered, Ctrl-C does not lose.
+    # There is no `step` here, so that Ctrl-C loses nothing that the manager's `step` has delivered.
 
     def _surface(self, supervisor: Any) -> None:
         try:
@@ -183,7 +183,8 @@ def _preset(kind: type[EnvManager], key: str, **further: Any) -> dict[str, Any]:
     return {**kind.preset, "type": key, "check_actions": False, **further}
 
 
-# DI-engine's class comes last, for isinstance: everything public is found before it.
+# DI-engine's class is a base for isinstance only. It comes last, so that everything public is found
+# in the bases before it.
 class BaseEnvManager(DingKind, managers.BaseEnvManager, DingsManager):  # type: ignore[misc]
     """`envmgr_base`: as envmgr's `base`."""
 
@@ -237,7 +238,7 @@ class AsyncSubprocessEnvManagerV2(
     managers.AsyncSubprocessEnvManagerV2,
     DingsManager,  # type: ignore[misc]
 ):
-    """`envmgr_async_subprocess_v2`: as the one above, with treetensors."""
+    """`envmgr_async_subprocess_v2`: as `envmgr_async_subprocess`, with treetensors."""
 
     preset: ClassVar[Mapping[str, Any]] = _preset(
         managers.AsyncSubprocessEnvManagerV2, "envmgr_async_subprocess_v2", step_wait_timeout=0.01
@@ -262,7 +263,7 @@ for _key, _kind in KINDS.items():
 
 
 def take_over() -> None:
-    """Put these kinds in place of DI-engine's own of the same name: `subprocess` and so on."""
+    """Replace DI-engine's own kinds by those of the same name here: `subprocess` and so on."""
     for key, kind in KINDS.items():
         theirs = key.removeprefix("envmgr_")
         if theirs in DINGS_REGISTRY:

@@ -15,18 +15,19 @@ from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.views import DictView, TreeView
 
 _RETURN = "eval_episode_return"
-"""What DI-engine's collectors and evaluators read in the info of an episode's last timestep."""
+"""The key that DI-engine's collectors and evaluators read in an episode's last info."""
 
 
 class _Known(NamedTuple):
-    """What was seen of episodes so far.
+    """What has been seen of episodes so far.
 
     Attributes:
         failures: the latest failure of each env that has failed.
         so_far: the sum of the rewards of each env's episode.
-        form: of the returns that the envs themselves give.
-        n_infos: of envs that give a list of infos, one for each of their agents; else 0.
-        zero: a reward of nothing, as the envs' own are; a float until one was seen.
+        form: a return that an env itself has given, whose form is used; None if none has.
+        n_infos: how many infos an env gives, if it gives a list with one for each of its agents;
+            else 0.
+        zero: a zero reward in the form of the envs' own; a float until one of these was seen.
     """
 
     failures: dict[int, EnvFailure]
@@ -40,26 +41,27 @@ class Fate(Protocol):
     """What became of timesteps.
 
     Attributes:
-        given_back: they were not delivered, as Ctrl-C has ended the call: they come again.
+        given_back: whether they were not delivered because Ctrl-C ended the call: then they come
+            again.
     """
 
     given_back: bool
 
 
 class Delivery(Protocol):
-    """What timesteps are delivered with."""
+    """A delivery of timesteps."""
 
     @property
     def fate(self) -> Fate | None:
-        """What is to become of them."""
+        """What becomes of the timesteps."""
         ...
 
 
 class Ends:
-    """Completes the last timesteps of episodes, for which it adds up the rewards of each env.
+    """The completion of episodes' last timesteps, for which the rewards of each env are added up.
 
-    What it knows is replaced as a whole, and counts when the timesteps that it comes of have been
-    delivered: Ctrl-C may end the call that they are completed in, and then they come again.
+    What is known is replaced as a whole, and counts only when the timesteps that it comes from have
+    been delivered: Ctrl-C may end the call that completes them, and then they come again.
     """
 
     def __init__(self) -> None:
@@ -73,11 +75,11 @@ class Ends:
         return (self._known if fate is None or fate.given_back else known).failures
 
     def forget(self, env_ids: Iterable[int], *, failures: bool = False) -> None:
-        """Begin anew with these envs, whose episodes were cut short.
+        """Start over with envs whose episodes were cut short.
 
         Args:
-            env_ids: which.
-            failures: forget all failures, too.
+            env_ids: these envs.
+            failures: whether to forget all failures, too.
         """
         known = self._settled()
         so_far = {**known.so_far}
@@ -87,7 +89,7 @@ class Ends:
         self._known = known._replace(so_far=so_far, failures=kept)
 
     def _settled(self) -> _Known:
-        """Return what is known of the timesteps that were delivered."""
+        """Return what is known from the timesteps that were delivered."""
         fate, known = self._pending
         if fate is not None and not fate.given_back:
             self._known = known
@@ -97,14 +99,15 @@ class Ends:
     def complete(
         self, timesteps: Mapping[int, EnvTimestep], fate: Fate | None = None
     ) -> dict[int, EnvTimestep]:
-        """Return timesteps completed; those that are given stay as they are.
+        """Return the timesteps, completed; those that are passed in stay as they are.
 
-        At an episode's end the info has `eval_episode_return`: what the env says, else the sum of
-        its rewards. After a failure the reward is a zero like the env's own, and `error` is text.
+        At an episode's end, the info has `eval_episode_return`: the env's own value, or else the
+        sum of its rewards. After a failure, the reward is a zero in the form of the env's own, and
+        `error` is text.
 
         Args:
-            timesteps: by env_id.
-            fate: what they are delivered with; None: they are.
+            timesteps: timesteps by env_id.
+            fate: what becomes of them; None if they are delivered in any case.
         """
         known = self._settled()
         known = known._replace(so_far={**known.so_far}, zero=_zero_of(timesteps, known.zero))
@@ -158,7 +161,7 @@ class Ends:
 
 
 def _copied(info: Any) -> Any:
-    """Return an info, or a list of infos, that may be changed: the env's own comes again."""
+    """Return a copy of an info, or of a list of them, to change: the env's own may come again."""
     if isinstance(info, (list, tuple)):
         return type(info)(map(_copied, info)) if type(info) in (list, tuple) else info
     return copy.copy(info) if isinstance(info, MutableMapping) else info
@@ -169,7 +172,7 @@ def _zero_like(total: Any) -> Any:
 
 
 def _zero_of(timesteps: Mapping[int, EnvTimestep], known: Any) -> Any:
-    """Return a zero as the envs' own rewards are, as far as one was seen."""
+    """Return a zero in the form of the envs' own rewards, as far as one was seen."""
     if isinstance(known, np.ndarray):
         return known
     rewards = (t.reward for t in timesteps.values() if not is_abnormal(t.info))
@@ -177,7 +180,7 @@ def _zero_of(timesteps: Mapping[int, EnvTimestep], known: Any) -> Any:
 
 
 def _in_form_of(form: Any, total: Any) -> Any:
-    """Return a sum of rewards as the returns of the envs are, so that they can be averaged."""
+    """Return a sum of rewards in the form of the envs' returns, so that they can be averaged."""
     if np.size(total) != 1:
         return total
     if isinstance(form, np.ndarray):
@@ -196,7 +199,7 @@ class CompletedDicts(DictView):
         self._ends = ends
 
     def timesteps(self, timesteps: dict[int, EnvTimestep], delivery: Delivery | None = None) -> Any:
-        """Return what `step` gives."""
+        """Return what `step` returns."""
         return self._ends.complete(timesteps, delivery.fate if delivery else None)
 
 

@@ -1,6 +1,6 @@
-"""What adapters have run on the envs in the workers, with `manager.apply`.
+"""Functions that adapters run on the envs in the workers, with `manager.apply`.
 
-This module is imported there: it must not import a trainer.
+The workers import this module: it must not import a trainer.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import gymnasium
 
 
 def has_attribute(env: Any, name: str) -> bool:
-    """Return whether an env has an attribute, or one of its wrappers.
+    """Return whether an env, or one of its wrappers, has an attribute.
 
-    Asked where the env is, because the attribute may be something that cannot be sent.
+    This runs where the env is, because the attribute may be something that cannot be sent.
     """
     try:
         env.get_wrapper_attr(name) if isinstance(env, gymnasium.Env) else getattr(env, name)
@@ -28,7 +28,7 @@ def is_wrapped(env: Any, module: str, name: str) -> bool:
 
     Args:
         env: the env.
-        module: that the class is from; its name is enough, and nothing has to be imported.
+        module: the name of the module that the class is from; nothing has to be imported.
         name: the qualified name of the class.
     """
     while isinstance(env, gymnasium.Wrapper):

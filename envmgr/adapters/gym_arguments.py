@@ -1,4 +1,4 @@
-"""Checks of what users of a Gymnasium vector env give it."""
+"""Checks of the arguments that users pass to a Gymnasium vector env."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INFO_FORMAT = choice("gymnasium", "gym029")
 
 
 def checked_mode(mode: Any) -> AutoresetMode:
-    """Return how envs are reset when their episodes end.
+    """Return the autoreset mode: how envs are reset when their episodes end.
 
     Raises:
         ConfigError: there is no such mode.
@@ -56,10 +56,10 @@ def is_029(info_format: str, autoreset_mode: str) -> bool:
 
 
 def check_mask(mask: Any, n: int) -> None:
-    """Raise unless this says which of n envs are to be reset.
+    """Raise unless a mask says which of n envs are to be reset.
 
     Raises:
-        TypeError, ValueError: as Gymnasium's own vector envs.
+        TypeError, ValueError: as in Gymnasium's own vector envs.
     """
     name = "`options['reset_mask']`"
     if not isinstance(mask, np.ndarray):
@@ -80,11 +80,11 @@ def batched_spaces(mode: Any, spaces: Sequence[Space[Any]]) -> tuple[Space[Any],
 
     Args:
         mode: "same", "different", or a pair of the batched and the single space.
-        spaces: of all envs.
+        spaces: the observation spaces of all envs.
 
     Raises:
         TypeError, ValueError: the mode is none of these.
-        RuntimeError: the spaces do not fit it.
+        RuntimeError: the spaces do not fit the mode.
     """
     if isinstance(mode, tuple) and len(mode) == 2:
         if not all(isinstance(space, Space) for space in mode):

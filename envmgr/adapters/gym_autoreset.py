@@ -42,12 +42,13 @@ _HALVES = "halves"
 
 
 class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
-    """What `as_gymnasium` returns, where the arguments are described.
+    """The vector env that `as_gymnasium` returns; the arguments are described there.
 
-    In NEXT_STEP mode the step after an episode's end returns the next one's first observation, with
-    reward 0; its action is not used. In SAME_STEP mode that observation comes with the end itself,
-    and the terminal one in `infos["final_obs"]`, beside `infos["final_info"]`. In DISABLED mode
-    envs are reset by `reset(options={"reset_mask": mask})`.
+    In NEXT_STEP mode, the step after the end of an episode returns the first observation of the
+    next one, with reward 0; its action is not used. In SAME_STEP mode, the step that ends an
+    episode returns that observation, and the terminal one in `infos["final_obs"]`, beside
+    `infos["final_info"]`. In DISABLED mode, envs are reset by
+    `reset(options={"reset_mask": mask})`.
 
     Attributes:
         manager: the manager.
@@ -95,7 +96,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
             self._is_fixed = codec_of(self.single_observation_space).layout is not None
 
     def _pending(self) -> str | None:
-        """Return which call is under way: nothing is noted of that, it is looked up."""
+        """Return which call is under way, which is not noted here but looked up."""
         if self._batches.is_stepping:
             return "step"
         if self._results or self.manager.call_is_pending:
@@ -110,20 +111,19 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> GymReset:
-        """Begin new episodes.
+        """Begin new episodes; the results of a step that Ctrl-C interrupted are discarded.
 
         Args:
-            seed: an int gives env i exactly `seed + i`; a list one to each; None none.
-            options: for these resets of the envs. With `reset_mask`, a bool array (num_envs,), only
-                those envs are reset.
-
-        A step that Ctrl-C has ended, and whose results were not taken, is discarded.
+            seed: an int gives env i exactly `seed + i`; a list gives one to each; None gives none.
+            options: the options of these resets. With `reset_mask`, a bool array (num_envs,), only
+                the envs where it is True are reset.
 
         Returns:
             The observations of all envs, and infos.
 
         Raises:
-            EnvNotReadyError: with a `reset_mask`, such a step is under way in other envs, too.
+            EnvNotReadyError: there is a `reset_mask`, and a step that Ctrl-C interrupted is under
+                way in other envs, too.
         """
         step = self._batches.step
         if step is None or step.note is _HALVES:
@@ -136,7 +136,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """Begin a `reset`, which goes on in a thread; `reset_wait` returns its result."""
+        """Begin a `reset` that runs in a thread; `reset_wait` returns its result."""
         self._call.refuse("reset_async")
         arguments = self._reset_arguments(seed, options)
         self._resetting = resetting = InThread(functools.partial(self._reset, *arguments))
@@ -146,7 +146,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         """Return the result of the last `reset_async`.
 
         Raises:
-            CallTimeoutError: it takes more than `timeout` seconds. The reset goes on.
+            CallTimeoutError: the reset takes more than `timeout` seconds. It goes on.
         """
         self._call.require("reset")
         resetting = self._resetting
@@ -185,7 +185,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         result = self._shown(obs), infos
         self._final = final
         batches.lost = batches.lost.difference(ids)
-        # The last: they are seen now.
+        # This comes last: now the observations are seen.
         batches.unseen = batches.unseen.intersection(final) | batches.lost
         return result
 
@@ -195,20 +195,20 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         """Step all envs.
 
         Args:
-            actions: a batch of actions, as in `action_space`, or a list of them.
+            actions: a batch of actions, as in `action_space`, or a list of actions.
 
         Returns:
             Observations, rewards (float64), terminations, truncations, and infos by key.
 
         Raises:
-            ResetNeeded: `reset` comes first.
+            ResetNeeded: `reset` has to be called first.
             ActionError, TypeError, ValueError: the actions do not fit; no env was stepped.
         """
         self._begin(actions, None)
         return self._step_taken(None)
 
     def step_async(self, actions: Any) -> None:
-        """Send actions; `step_wait` returns what came of them."""
+        """Send actions; `step_wait` returns the results."""
         self._begin(actions, _HALVES)
 
     def _begin(self, actions: Any, note: Any) -> None:
@@ -253,11 +253,11 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         )
 
     def step_wait(self, timeout: float | None = None) -> GymStep:
-        """Return what came of the last `step_async`, or of a `step` that Ctrl-C has ended.
+        """Return the results of the last `step_async`, or of a `step` that Ctrl-C interrupted.
 
         Raises:
             CallTimeoutError: steps take more than `timeout` seconds. They go on.
-            ResetNeeded: Ctrl-C has ended a reset, which has discarded the step.
+            ResetNeeded: Ctrl-C interrupted a reset, which has discarded the step.
         """
         self._call.require("step")
         if self._batches.unseen:
@@ -265,7 +265,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         return self._step_taken(timeout)
 
     def _step_taken(self, timeout: float | None) -> GymStep:
-        """Return what came of the step that is under way."""
+        """Return the results of the step that is under way."""
         step: Any = self._batches.step
         if step is None:  # a signal handler has closed this
             self._call.require("step")
@@ -279,7 +279,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         return result
 
     def _received(self, step: Step, timeout: float | None) -> tuple[GymStep, Final] | None:
-        """Return what a step returns, and what is shown still after it; changes nothing else."""
+        """Return what a step returns, and what is still shown after it; change nothing else."""
         if self.autoreset_mode is AutoresetMode.NEXT_STEP and self._final:
             rows = self._with_resets(step, timeout)
         else:
@@ -307,7 +307,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         return gym_infos.batched(infos, self._add) if found is None else found
 
     def _in_columns(self, infos: PlainInfos | InfosWithResets) -> dict[str, Any] | None:
-        """As `_batched`, without a loop over envs whose episodes go on; None if it cannot be."""
+        """Return what `_batched` does, without a loop over envs that go on; None if impossible."""
         n = self.num_envs
         if isinstance(infos, PlainInfos):
             columns = infos.columns
@@ -319,7 +319,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
     def _with_more(
         self, columns: Mapping[str, Any], positions: Any, begun: Mapping[int, dict[str, Any]]
     ) -> dict[str, Any] | None:
-        """Return the infos of envs that go on, and of those that begin; None as `_in_columns`."""
+        """Return the infos of envs that go on and of envs that begin; None as in `_in_columns`."""
         if not gym_infos.are_like(columns, begun.values()):
             return None
         found = gym_infos.of_columns(columns, self.num_envs, positions)
@@ -368,10 +368,10 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
     def _same_step_infos(
         self, infos: Sequence[dict[str, Any]] | None, begun: dict[int, dict[str, Any]]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what envs say after some of them were reset, and what these said before.
+        """Return the infos after some envs were reset, and the last infos of these before that.
 
         Args:
-            infos: of all steps; None if all of them are empty.
+            infos: the infos of the steps of all envs; None if all of them are empty.
             begun: the infos of resets, by env_id.
         """
         shown = last = None
@@ -398,7 +398,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         return gym_infos.with_more({}, ((i, begun.get(i, info)) for i, info in each), self._add)
 
     def _shown(self, obs: Any) -> Any:
-        """Return observations without fixed layout as Gymnasium batches them."""
+        """Return observations; those without fixed layout as Gymnasium batches them."""
         return obs if self._is_fixed else _shown(self.single_observation_space, obs)
 
     # -- calls and attributes ---------------------------------------------------------------
@@ -447,15 +447,15 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         return results
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of each env; of a method, what it returns."""
+        """Return an attribute of each env; a method is called, and its result returned."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of the envs.
 
         Args:
-            name: of the attribute.
-            values: a list or tuple with one for each env, or one value for all.
+            name: the name of the attribute.
+            values: a list or tuple with one value for each env, or one value for all.
         """
         self._call.refuse("set_attr")
         self._launched()
@@ -501,8 +501,8 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         """Close the envs and the manager.
 
         Args:
-            timeout: seconds that the envs get to close, all together; None: `close_timeout` of the
-                manager. What has not closed by then is terminated.
+            timeout: seconds that all envs together have to close; None: `close_timeout` of the
+                manager. Whatever has not closed by then is terminated.
             terminate: terminate workers at once.
         """
         self._final = {}  # which may be views of the manager's memory
@@ -513,15 +513,15 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         self._batches.close(timeout, terminate=terminate)
         if self._resetting is not None:
             self._resetting.has_ended()
-            # If it had just seen that this is open, it has launched the manager since.
+            # If the reset had just seen that this env is open, it has launched the manager since.
             self._batches.close(timeout, terminate=terminate)
 
     def __del__(self) -> None:
-        """Leave the manager as it is, which Gymnasium before 1.4 closes: its user has it, too."""
+        """Leave the manager as it is: its user has it, too, but Gymnasium before 1.4 closes it."""
 
 
 def _shown(space: Any, obs: Any) -> Any:
-    """Return a batch whose parts without fixed layout are those that Gymnasium makes of them."""
+    """Return a batch whose parts without fixed layout are batched as Gymnasium does it."""
     if isinstance(obs, np.ndarray):
         if obs.dtype != object:
             return obs

@@ -17,11 +17,11 @@ class CallTimeoutError(multiprocessing.TimeoutError, TimeoutError):
 
 
 class PendingCall:
-    """Knows which call is under way: "reset", "step", "call", or None.
+    """The call that is under way: "reset", "step", "call", or None.
 
     Args:
         owner: the name of the vector env's class, for messages.
-        name_of: tells which it is.
+        name_of: returns which call that is.
     """
 
     def __init__(self, owner: str, name_of: Callable[[], str | None]) -> None:
@@ -56,7 +56,7 @@ class PendingCall:
 
         Raises:
             ClosedEnvironmentError: the vector env is closed.
-            NoAsyncCallError: it is not.
+            NoAsyncCallError: this call is not under way.
         """
         if not self.closed and self._name_of() == name:
             return
@@ -85,15 +85,16 @@ _OR_RESET = ", or, if Ctrl-C has ended `step()`, discard it with `reset()`"
 
 
 class InThread:
-    """Runs something in a thread, once, and keeps its result.
+    """A function that runs in a thread, once, and whose result is kept.
 
-    It is kept before it is begun: what Ctrl-C has ended can be begun, and waited for, again.
+    The object is stored before the function begins, so that after Ctrl-C the function can be begun,
+    or waited for, again.
 
     Args:
-        run: what.
+        run: the function.
 
     Attributes:
-        value: what it returned.
+        value: what the function returned.
         error: what it raised.
     """
 
@@ -105,7 +106,7 @@ class InThread:
         self._has_ended = InterruptibleEvent()
 
     def begin(self) -> None:
-        """Begin, unless that was done."""
+        """Begin the function in a thread, unless it has begun."""
         if not self._has_begun.locked():
             start_thread(threading.Thread(target=self._main, name="envmgr-reset", daemon=True))
 
@@ -119,6 +120,6 @@ class InThread:
         self._has_ended.set()
 
     def has_ended(self, timeout_s: float | None = None) -> bool:
-        """Return whether it has ended, after waiting for that as long as told."""
+        """Wait for the function for at most `timeout_s`, and return whether it has ended."""
         self.begin()
         return self._has_ended.wait(timeout_s)

@@ -19,7 +19,7 @@ def batched(infos: Iterable[dict[str, Any]], add: AddInfo) -> dict[str, Any]:
     """Return infos by key, each with a mask `_key`, in the order of env_ids.
 
     Args:
-        infos: of all envs.
+        infos: the infos of all envs.
         add: adds the info of one env, as `VectorEnv._add_info` does.
     """
     return with_more({}, enumerate(infos), add)
@@ -28,7 +28,7 @@ def batched(infos: Iterable[dict[str, Any]], add: AddInfo) -> dict[str, Any]:
 def with_more(
     vector: dict[str, Any], infos: Iterable[tuple[int, dict[str, Any]]], add: AddInfo
 ) -> dict[str, Any]:
-    """Return a dict such as `batched` returns, with the infos of some more envs in it."""
+    """Return a dict like that of `batched`, with the infos of some more envs added to it."""
     for env_id, info in infos:
         if info:
             vector = add(vector, info, env_id)
@@ -36,7 +36,7 @@ def with_more(
 
 
 def are_like(columns: Mapping[str, Any], infos: Iterable[dict[Any, Any]]) -> bool:
-    """Whether infos have no values that are of other types than those in columns."""
+    """Return whether infos have only keys and types that fit columns."""
     for info in infos:
         for key, value in info.items():
             if not isinstance(key, str):  # as Gymnasium does it, which writes `_{key}` for any
@@ -57,15 +57,15 @@ def are_like(columns: Mapping[str, Any], infos: Iterable[dict[Any, Any]]) -> boo
 def of_columns(
     columns: Mapping[str, Any], n: int, positions: RowIds | None = None
 ) -> dict[str, Any] | None:
-    """Return what `batched` makes of infos, given their columns; there is no loop over envs.
+    """Return what `batched` returns for infos, from their columns, without a loop over envs.
 
     Args:
-        columns: as `ArrayBatch.info_columns`.
+        columns: the infos in the form of `ArrayBatch.info_columns`.
         n: number of envs.
         positions: the envs whose infos they are; None for all of them.
 
     Returns:
-        None if `VectorEnv._add_info` makes something else of them: of values of several types, say.
+        None if `VectorEnv._add_info` gives another result, as for values of several types.
     """
     vector: dict[str, Any] = {}
     for key, column in columns.items():
@@ -95,7 +95,7 @@ def of_columns(
 
 
 def at_rows(columns: Mapping[str, Any], rows: RowIds) -> dict[str, Any]:
-    """Return the columns of some of the infos: those of keys that any of these has."""
+    """Return the columns of some of the infos, for the keys that any of these infos has."""
     found: dict[str, Any] = {}
     for key, column in columns.items():
         present = column.present[rows]
@@ -109,11 +109,11 @@ def at_rows(columns: Mapping[str, Any], rows: RowIds) -> dict[str, Any]:
 
 
 _SPECIAL = frozenset(("final_obs", "error"))
-"""What Gymnasium keeps unbatched; and what is an exception before it is a text."""
+"""Keys of values that Gymnasium keeps unbatched, or that are exceptions before they are text."""
 
 
 def _values_as_added(column: InfoColumn) -> npt.NDArray[Any] | None:
-    """Return values that are objects, or of a type that Gymnasium makes objects of."""
+    """Return a column's values as objects; None if Gymnasium does not add them as objects."""
     values, present = column
     kind = column.kind
     if kind is np.bool_:
@@ -128,9 +128,9 @@ _NO_OBJECTS = (int, float, dict, np.ndarray, np.number)
 
 
 def adding_as_029(n: int) -> AddInfo:
-    """Return what adds an info in the form that Gymnasium 0.29 had.
+    """Return a function that adds an info in the form that Gymnasium 0.29 had.
 
-    Dicts and arrays in it are objects.
+    Dicts and arrays in the info are objects in that form.
     """
 
     def add(vector: dict[str, Any], info: dict[str, Any], env_id: int) -> dict[str, Any]:
@@ -151,12 +151,12 @@ def _column(n: int, value: Any) -> npt.NDArray[Any]:
 
 
 def final(n: int, ended: Sequence[int], infos: dict[str, Any], obs: Any) -> dict[str, Any]:
-    """Return what n envs say of the episodes that ended in a step after which they were reset.
+    """Return the final infos and observations of the envs that were reset after a step.
 
     Args:
         n: number of envs.
-        ended: whose episodes ended.
-        infos: of their last steps, as `batched` returns them.
+        ended: the envs whose episodes ended.
+        infos: the infos of their last steps, as `batched` returns them.
         obs: a batch of their terminal observations.
     """
     mask = np.zeros(n, dtype=np.bool_)
@@ -175,7 +175,7 @@ def final(n: int, ended: Sequence[int], infos: dict[str, Any], obs: Any) -> dict
 def final_as_029(
     n: int, ended: Sequence[int], infos: Sequence[dict[str, Any]], obs: Any
 ) -> dict[str, Any]:
-    """As `final`, in the form that Gymnasium 0.29 had."""
+    """Return what `final` returns, in the form that Gymnasium 0.29 had."""
     found = final(n, ended, {}, obs)
     column = np.full(n, None, dtype=object)
     for env_id, info in zip(ended, infos, strict=True):
@@ -191,7 +191,7 @@ def final_as_029(
 def of_one_env(obs: Any, row: int) -> Any:
     """Return one row of a batch as an env gives it: with an int for a Discrete space.
 
-    Objects, which are values of spaces without fixed layout, are what the env gave.
+    Objects, which are values of spaces without fixed layout, are returned as the env gave them.
     """
     return leafwise(lambda column: _of_column(column, row), obs)
 

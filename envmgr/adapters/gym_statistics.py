@@ -14,19 +14,19 @@ from envmgr.adapters.gym_arguments import AutoresetMode
 
 
 class RecordEpisodeStatistics(gymnasium.wrappers.vector.RecordEpisodeStatistics):
-    """As `gymnasium.wrappers.vector.RecordEpisodeStatistics`, which it takes the place of.
+    """A replacement for `gymnasium.wrappers.vector.RecordEpisodeStatistics`.
 
-    The episode of an env that failed was cut short by the failure: it is in no statistics here. So
-    it has no `episode` in the infos, and it is not in the queues.
+    The statistics leave out an episode that a failure of its env cut short: it has no `episode` in
+    the infos, and it is not in the queues.
 
     Args:
         env: a vector env of this package, perhaps wrapped.
-        buffer_length: how many episodes `return_queue`, `length_queue` and `time_queue` have.
-        stats_key: where the statistics are in the infos.
+        buffer_length: how many episodes `return_queue`, `length_queue` and `time_queue` hold.
+        stats_key: the key of the statistics in the infos.
     """
 
     def step(self, actions: Any) -> Any:
-        """Step; the infos have the statistics of the episodes that ended."""
+        """Step all envs; the infos have the statistics of the episodes that ended."""
         result = self.env.step(actions)
         rewards, infos = result[1], result[4]
         counted = np.ones(self.num_envs, np.bool_)
@@ -63,7 +63,7 @@ class RecordEpisodeStatistics(gymnasium.wrappers.vector.RecordEpisodeStatistics)
 
 
 def _failed(infos: Mapping[str, Any], n: int) -> npt.NDArray[np.bool_]:
-    """Return which of n envs have failed, in whatever mode the infos are from."""
+    """Return which of n envs have failed, whichever autoreset mode the infos come from."""
     final = infos.get("final_info", infos)
     if isinstance(final, Mapping):
         abnormal = final.get("abnormal")

@@ -1,6 +1,6 @@
 """A manager as a `gymnasium.vector.VectorEnv`: `as_gymnasium`, `EnvmgrVectorEnv`, entry points.
 
-What is done in each autoreset mode is in `gym_autoreset`.
+The autoreset modes are implemented in `gym_autoreset`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def as_gymnasium(
     """Return a manager as a `gymnasium.vector.VectorEnv`.
 
     Args:
-        manager: of any kind. It need not be launched: the first `reset` launches it.
-        autoreset_mode: NEXT_STEP, SAME_STEP, or DISABLED, which takes a manager with
+        manager: a manager of any kind. It need not be launched: the first `reset` launches it.
+        autoreset_mode: NEXT_STEP, SAME_STEP, or DISABLED, which needs a manager with
             `auto_reset: false`.
-        observation_mode: "same", "different" (spaces of one shape with other bounds; takes a
-            manager with `same_spaces: false`), or a pair of the batched and the single space.
+        observation_mode: "same", "different" (spaces of the same shape with different bounds; needs
+            a manager with `same_spaces: false`), or a pair of the batched and the single space.
         on_failure: "recover": the episode of an env that fails is truncated; "raise": its exception
-            is raised; None: as the manager does.
+            is raised; None: what the manager does.
         info_format: "gymnasium", or "gym029": infos as Gymnasium 0.29 had them, with SAME_STEP.
 
     Raises:
-        ConfigError: the manager, or the other arguments, do not fit.
+        ConfigError: the manager or another argument does not fit.
         LaunchError, SpaceMismatchError: the envs cannot be built, or are not alike.
         RuntimeError: their spaces do not fit `observation_mode`, or the action spaces differ.
     """
@@ -63,25 +63,25 @@ def as_gymnasium(
 
 
 class EnvmgrVectorEnv(ManagerVectorEnv):
-    """A `VectorEnv` of env factories, with the constructor of `gymnasium.vector.AsyncVectorEnv`.
+    """A `VectorEnv` from env factories, with the constructor of `gymnasium.vector.AsyncVectorEnv`.
 
     Args:
         env_fns: functions that build the envs, one for each.
         shared_memory: as in the manager's config.
-        copy: whether observations are copies. Else they are views, valid through two steps.
+        copy: whether observations are copies. If not, they are views, valid through two steps.
         context: how workers are started; None: by the worker server.
         daemon: as in the manager's config.
-        worker: has to be None.
+        worker: must be None.
         observation_mode: see `as_gymnasium`.
         autoreset_mode: see `as_gymnasium`.
-        max_concurrency: how many envs run at one time: so many workers share all of them.
+        max_concurrency: how many envs run at a time: the number of workers that share the envs.
         on_failure: "recover" or "raise": see `as_gymnasium`.
         info_format: see `as_gymnasium`.
         **cfg: further keys of the manager's config, such as `num_workers="auto"`.
 
     Raises:
         RuntimeError: the spaces of the envs differ.
-        ConfigError, LaunchError: the arguments do not fit; the envs cannot be built.
+        ConfigError, LaunchError: the arguments do not fit, or the envs cannot be built.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ def vector_entry_point(
     manager: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> EnvmgrVectorEnv:
-    """Return a vector env of `num_envs` equal envs, for `gymnasium.register` and RLlib.
+    """Return a vector env of `num_envs` identical envs, for `gymnasium.register` and RLlib.
 
     Example:
         >>> gymnasium.register(
@@ -149,16 +149,17 @@ def vector_entry_point(
         >>> envs = gymnasium.make_vec("Fast/CartPole-v1", num_envs=8)
 
     Args:
-        num_envs: how many.
-        env: a gymnasium id, also with its module or without its version, or a function that builds
+        num_envs: number of envs.
+        env: a gymnasium id, with or without its module and its version, or a function that builds
             an env.
         autoreset_mode: see `as_gymnasium`.
         manager: keys of the manager's config, and `on_failure`.
-        **kwargs: for `gymnasium.make`, or for the function. `max_episode_steps`, which `make_vec`
-            passes on from a registration, limits episodes where the function has no such argument.
+        **kwargs: passed to `gymnasium.make`, or to the function. `max_episode_steps`, which
+            `make_vec` passes on from a registration, limits episodes if the function has no such
+            argument.
 
     Raises:
-        ConfigError: there is no such id, or the other arguments do not fit.
+        ConfigError: there is no such id, or another argument does not fit.
         LaunchError: the envs cannot be built.
     """
     if isinstance(env, str):  # resolved here: a worker need not know of it

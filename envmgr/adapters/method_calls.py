@@ -1,8 +1,8 @@
 """Objects that are driven by calls of their methods, and have neither spaces nor timesteps.
 
-OpenEnv's environments and TRL's are such. `CalledEnv` runs one in a worker: each call of a method
-is a step of it there, so that it has a step's limit, and its answer or what it raised comes back as
-an observation. Workers import this module, and nothing of a trainer.
+OpenEnv's and TRL's environments are such objects. `CalledEnv` runs one in a worker: each call of a
+method is a step there, so that it has a step's time limit, and what the method returns or raises
+comes back as an observation. Workers import this module, and nothing of a trainer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class MethodCall:
     """A call of a method, on its way to a worker.
 
     Attributes:
-        method: its name; None: nothing is called, and the answer is None.
-        args: of the call.
-        kwargs: of the call.
-        on_new: of a reset: an object that was used before is closed, and another one is built.
-        ends: of a step: the episode ends with it, and its answer is the reward if it is a number.
+        method: the name of the method; None: nothing is called, and the answer is None.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
+        on_new: in a reset: whether an object that was used before is closed and another one built.
+        ends: in a step: whether the episode ends with it; then its answer is the reward, if it is a
+            number.
     """
 
     method: str | None
@@ -41,18 +42,18 @@ class MethodCall:
 
 
 class TracebackInWorker(Exception):
-    """Where something was raised in a worker: the cause of what is raised for it in the trainer."""
+    """The traceback of an exception in a worker: the cause of what is raised in the trainer."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a `MethodCall`.
+    """The result of a `MethodCall`.
 
     Attributes:
         value: what the method returned.
         error: what it raised; None if it returned.
-        trace: the traceback of that, as text.
-        state: the pickle of what `CalledEnv.state` gave then; None where there is none.
+        trace: the traceback of `error`, as text.
+        state: the pickled state that `CalledEnv.state` returned then; None if there is none.
     """
 
     value: Any = None
@@ -68,12 +69,12 @@ class Answer:
 
 
 class CalledEnv(BaseEnv):
-    """Runs an object in a worker; `reset(call=...)` and `step(...)` take a `MethodCall` each.
+    """An env that runs an object in a worker; `reset(call=...)` and `step` take a `MethodCall`.
 
-    A reset without a call is one that the manager has asked for by itself.
+    A reset without a call is one that the manager has requested by itself.
 
     Args:
-        build: gives the object.
+        build: returns the object.
     """
 
     observation_space = action_space = None
@@ -88,7 +89,7 @@ class CalledEnv(BaseEnv):
         self._is_used = False
 
     def reset(self, call: MethodCall | None = None) -> Answer:
-        """Begin an episode with a call, or have the object be as new for whoever comes next."""
+        """Begin an episode with a call; without one, prepare the object for its next user."""
         if self._is_used and (self.renews if call is None else call.on_new):
             self._is_used = False
             called, self._called = self._called, None
@@ -116,7 +117,7 @@ class CalledEnv(BaseEnv):
             loop.close()
 
     def answer(self, call: MethodCall) -> Answer:
-        """Make a call, and return what came of it; what the method raises is an answer, too."""
+        """Make a call and return its answer; what the method raises is an answer, too."""
         self._is_used = True
         try:
             value = self.made(call)
@@ -126,7 +127,7 @@ class CalledEnv(BaseEnv):
         return Answer(value, state=self.state())
 
     def made(self, call: MethodCall) -> Any:
-        """Make a call, and wait for what it returns if that can be awaited."""
+        """Make a call and return its result, which is awaited if it is awaitable."""
         if call.method is None:
             return None
         return self._awaited(getattr(self._called, call.method)(*call.args, **call.kwargs))
@@ -136,7 +137,7 @@ class CalledEnv(BaseEnv):
         return 0.0, False
 
     def state(self) -> bytes | None:
-        """Return the pickle of what goes along with each answer; None for nothing."""
+        """Return the pickled state that goes along with each answer; None if there is none."""
         return None
 
     def _close(self, called: Any) -> None:
@@ -153,9 +154,9 @@ class CalledEnv(BaseEnv):
 
 
 class SessionEnv(CalledEnv):
-    """Runs an object for one session after another, whose observations have `reward` and `done`.
+    """An env for one session after another, whose observations have `reward` and `done`.
 
-    Its `state` goes along with each answer, so that reading it asks nobody.
+    The `state` of its object goes along with each answer, so that reading it needs no call.
     """
 
     renews = True
@@ -165,7 +166,7 @@ class SessionEnv(CalledEnv):
         return number_of(getattr(value, "reward", None)), bool(getattr(value, "done", False))
 
     def state(self) -> bytes | None:
-        """Return the pickled state; what it raises is raised where it is read."""
+        """Return the pickled state; if that raises, the exception is raised where it is read."""
         try:
             answer = Answer(self._called.state)
         except Exception as error:
@@ -177,9 +178,10 @@ class SessionEnv(CalledEnv):
 
 
 class ToolEnv(CalledEnv):
-    """Runs an env with tools for one rollout after another.
+    """An env with tools, for one rollout after another.
 
-    What a tool raises is for the model. What the reset or the reward raises is a failure of it.
+    What a tool raises is for the model. What the reset or the reward raises is a failure of the
+    env.
     """
 
     def reset(self, call: MethodCall | None = None) -> Answer:
@@ -205,21 +207,21 @@ class ToolEnv(CalledEnv):
 def signature_with_self(function: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a method that takes the place of a static one."""
     signature = inspect.signature(function)
-    # Who asks for the signature of a bound method gets that without the first parameter.
+    # The signature of a bound method is the function's without the first parameter.
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     return signature.replace(parameters=[own, *signature.parameters.values()])
 
 
 def pickled(value: Any) -> bytes:
-    """Return the pickle of a value, with its class if that is one of a script."""
+    """Return the pickle of a value, with its class if a script defines that."""
     plain = pickle.dumps(value, protocol=5)
     return pickles.dumps(value) if pickles.names_script(plain) else plain
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return an exception that another process can read: itself, mostly."""
+    """Return an exception that another process can unpickle: mostly `error` itself."""
     try:
-        # What a worker has pickled itself; an exception may be pickled and yet not be read again.
+        # The worker has pickled this itself. Some exceptions can be pickled but not unpickled.
         copy = pickle.loads(pickled(error))  # noqa: S301
     except Exception:
         copy = None
@@ -229,7 +231,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def number_of(value: Any) -> float:
-    """Return a reward as timesteps have it; 0.0 in place of None, and of what is no number."""
+    """Return a value as the reward of a timestep; 0.0 if it is None or not a number."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -26,9 +26,9 @@ _OWN_KEYS = ("terminated", "truncated")
 def plain_info(info: Any) -> dict[str, Any]:
     """Return an env's info as trainers expect it.
 
-    Without `terminated` and `truncated`, which are the manager's. An `error` that is an exception
-    becomes text: its type, its message and the traceback from the worker; `abnormal` stays. A list
-    of infos becomes `{"info": [...]}`.
+    `terminated` and `truncated`, which are the manager's, are left out. An `error` that is an
+    exception becomes text: its type, its message and the traceback from the worker; `abnormal`
+    stays. A list of infos becomes `{"info": [...]}`.
     """
     if type(info) is not dict and not isinstance(info, Mapping):
         each = isinstance(info, (list, tuple))
@@ -60,15 +60,15 @@ def raises(on_failure: str | None, of_manager: str) -> bool:
 
 
 def raise_in_trainer(error: EnvManagerError) -> NoReturn:
-    """Raise in the trainer what an env failed with.
+    """Raise the failure of an env in the trainer.
 
-    The exception of the env's own code is raised with its own class if that is a builtin one that
-    can be built of one string; nothing is imported or unpickled for it. Its cause is the
-    `EnvRaised` with the traceback from the worker. All else is raised as it is: `EnvRaised`,
-    `EnvCrash` ...
+    An exception of the env's own code is raised with its own class, if that is a builtin one that
+    can be built from one string; nothing is imported or unpickled for it. Its cause is the
+    `EnvRaised` with the traceback from the worker. Everything else is raised as it is:
+    `EnvRaised`, `EnvCrash` ...
 
     Args:
-        error: an `EnvFailure`, or what a manager raises because of one.
+        error: an `EnvFailure`, or the error that a manager raises because of one.
     """
     failure: Exception = error
     if isinstance(error, FailuresExhaustedError):

@@ -1,7 +1,7 @@
 """OpenEnv's environments in workers that can be killed, for OpenEnv's own server.
 
-`isolated` makes a class of an `Environment` class. Its objects are what the server holds, one for
-each session; their calls run in a worker that is leased to them, and they hold nothing else.
+`isolated` makes a new class from an `Environment` class. The server holds its objects, one for each
+session; their calls run in a worker that is leased to them, and they hold nothing else.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _DEFAULTS = {
     "type": "subprocess",
     "step_timeout": 60.0,
     "reset_timeout": 120.0,
-    # A server goes on, however often its envs fail: each caller is told of the failure of its own.
+    # A server goes on, however often its envs fail: each caller is told when its own env fails.
     "max_failures": 1_000_000,
     "max_failures_total": 1_000_000,
 }
 
 _ON_LOOP_S = 5.0
-"""So long a call that is not awaited may wait for a free env in the thread of an event loop."""
+"""Seconds that a call that is not awaited may wait for a free env in an event loop's thread."""
 
 _OWN = frozenset({"reset", "reset_async", "step", "step_async", "state", "close", "mcp_session"})
 
@@ -70,23 +70,23 @@ def isolated(
     episode_timeout_s: float | None = None,
     **config: Any,
 ) -> type[Environment]:
-    """Return an `Environment` class whose objects have their calls run in workers.
+    """Return an `Environment` class whose objects run their calls in workers.
 
-    It goes where the class went: `create_app(isolated(MyEnvironment, env_num=64), ...)`. Each
+    Use it in place of the class: `create_app(isolated(MyEnvironment, env_num=64), ...)`. Each
     session has an env of its own, in a process that is killed if a call exceeds its limit. All
-    sessions share one manager, which is launched when it is needed first.
+    sessions share one manager, which is launched when it is first needed.
 
     Args:
-        environment: a subclass of OpenEnv's `Environment`, or a
-            `functools.partial` of one, with its arguments.
+        environment: a subclass of OpenEnv's `Environment`, or a `functools.partial` of one, with
+            its arguments.
         env_num: how many sessions there can be at once.
-        acquire_timeout_s: how long a session waits for a free env; None for ever.
-        episode_timeout_s: the limit of an episode, from its reset.
+        acquire_timeout_s: seconds that a session waits for a free env; None: for ever.
+        episode_timeout_s: the limit of an episode in seconds, from its reset.
         **config: keys of the manager's config; `step_timeout` is 60 s and `reset_timeout` 120 s if
             not given.
 
     Raises:
-        ConfigError: it is no such class, or the config is wrong.
+        ConfigError: `environment` is not such a class, or the config is wrong.
     """
     inner = environment.func if isinstance(environment, functools.partial) else environment
     if not (inspect.isclass(inner) and issubclass(inner, Environment)):
@@ -127,9 +127,9 @@ class _Pool:
     """The manager that all objects of a class share.
 
     Args:
-        make: gives one.
-        acquire_s: how long to wait for a free env; None for ever.
-        episode_s: the limit of an episode; None: that of the config.
+        make: returns a new manager.
+        acquire_s: seconds to wait for a free env; None for ever.
+        episode_s: the limit of an episode in seconds; None for that of the config.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class _Pool:
         return manager.lease(episode_timeout_s=self._episode_s, acquire_timeout_s=acquire_s)
 
     def close(self) -> None:
-        """Close the manager; who comes then gets another one."""
+        """Close the manager; later calls get another one."""
         with self._lock:
             manager, self._manager = self._manager, None
             if manager is not None:
@@ -172,7 +172,7 @@ class _Pool:
 
 
 class _Isolated(Environment):  # type: ignore[misc]
-    """What `isolated` returns subclasses of: a session, which leases an env at its first call."""
+    """A session, which leases an env at its first call; `isolated` returns subclasses of this."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     REQUIRES_SINGLE_THREAD_EXECUTOR = False  # each environment has the main thread of its worker
@@ -207,7 +207,7 @@ class _Isolated(Environment):  # type: ignore[misc]
         return await self._areset(call)
 
     def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """Take a step; with a limit of its own, if that is shorter than the config's."""
+        """Take a step; `timeout_s` is its time limit, if that is shorter than the config's."""
         if timeout_s is not None and self._step_takes_timeout:
             kwargs["timeout_s"] = timeout_s
         return self._call(MethodCall("step", (action,), kwargs), timeout_s)
@@ -220,14 +220,14 @@ class _Isolated(Environment):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        """The state after the latest call: reading it asks no worker, but before the first one."""
+        """The state after the latest call. Reading it asks a worker only before the first call."""
         if self._state is None:
             self._call(MethodCall(None))
         state: Any = Answer() if self._state is None else pickle.loads(self._state)  # noqa: S301
         return state.result()
 
     def close(self) -> None:
-        """End the session. Does not wait: its environment is closed in the background.
+        """End the session without waiting: its environment is closed in the background.
 
         A step that is under way may go on for the `release_timeout` of the config; then its worker
         is ended.
@@ -309,7 +309,7 @@ class _Isolated(Environment):  # type: ignore[misc]
         return answer.result()
 
     def _refuse_lost(self) -> None:
-        """Refuse a step of an environment that is no more what its session has made of it.
+        """Refuse a step if the environment is no longer in the state that its session left it in.
 
         Raises:
             EnvNotReadyError: an earlier call has failed, or was cancelled.
@@ -322,7 +322,7 @@ class _Isolated(Environment):  # type: ignore[misc]
 
     @contextmanager
     def _noticing(self, slot: Slot | AsyncSlot) -> Iterator[None]:
-        """Note that a call has cost the environment what it was."""
+        """Note if a call has cost the environment its state."""
         try:
             yield
         except BaseException as error:
@@ -340,7 +340,7 @@ class _Isolated(Environment):  # type: ignore[misc]
     # -- the lease ------------------------------------------------------------------------------
 
     def _acquired(self) -> Slot:
-        """Return the env of this session; take one if it has none."""
+        """Return the env of this session; lease one if it has none."""
         slot = self._slot
         if slot is None:
             n_closed = self._n_closed
@@ -369,7 +369,7 @@ class _Isolated(Environment):  # type: ignore[misc]
 
 
 def _renew(lease: Lease, slot: Slot) -> None:
-    """Have the environment of a session that has ended be closed, and give its env back."""
+    """Have the environment of a session that has ended closed, and give its env back."""
     with suppress(EnvManagerError):
         try:
             slot.reset()
@@ -404,7 +404,7 @@ def _takes(method: Any, name: str) -> bool:
 
 
 def _signed(method: Any, like: Any, *, with_timeout: bool = False) -> Any:
-    """Return a method with the signature of another one, which says what servers pass on."""
+    """Return a method with the signature of another one, which tells servers what to pass on."""
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
@@ -425,7 +425,7 @@ def _signed(method: Any, like: Any, *, with_timeout: bool = False) -> Any:
 
 
 def _others(inner: type) -> dict[str, Any]:
-    """Return methods in place of all others of a class; they are called in its worker."""
+    """Return replacements for all other public methods of a class, which call them in a worker."""
     own: dict[str, Any] = {}
     for layer in reversed(inner.__mro__):
         if not layer.__module__.startswith("openenv."):

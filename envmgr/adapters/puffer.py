@@ -1,8 +1,9 @@
-"""A manager with PufferLib's interface: `async_reset`, `send` and `recv`, of blocks of envs.
+"""A manager with PufferLib's interface: `async_reset`, `send` and `recv`, for blocks of envs.
 
-PufferLib up to 3 had a Python vectorization (`pufferlib.vector`), which version 4 does not have any
-more. What is here has its interface, for trainers and loops that were written for it: `as_puffer`
-for a manager, `make` in place of `pufferlib.vector.make`. Nothing of PufferLib is imported.
+Up to version 3, PufferLib had a Python vectorization (`pufferlib.vector`), which version 4 no
+longer has. This module has its interface, for trainers and loops that were written for it:
+`as_puffer` for a manager, `make` in place of `pufferlib.vector.make`. It imports nothing of
+PufferLib.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ def as_puffer(
     """Return a manager with the interface of `pufferlib.vector.Multiprocessing`.
 
     Args:
-        manager: with `auto_reset`, without `episode_num`; the first reset launches it. With
-            `reset_inplace: true` slow resets of one block do not hold up the others.
-        batch_size: how many envs one `recv` has, a divisor of their number; None for all.
-        on_failure: "recover": an env that fails ends its episode as a truncated one, and is
-            repaired; "raise": the exception is raised in the trainer; None: as the manager does.
+        manager: a manager with `auto_reset` and without `episode_num`; the first reset launches it.
+            With `reset_inplace: true`, slow resets of one block do not hold up the others.
+        batch_size: how many envs each `recv` returns, a divisor of their number; None for all.
+        on_failure: "recover": the episode of an env that fails is truncated, and the env repaired;
+            "raise": the exception is raised in the trainer; None: what the manager does.
 
     Raises:
-        ConfigError: the manager's config does not fit, or a space; the message says what to do.
+        ConfigError: the manager's config or a space does not fit; the message says what to do.
         LaunchError: an env cannot be built.
     """
     return PufferVecEnv(manager, batch_size=batch_size, on_failure=on_failure)
@@ -61,11 +62,12 @@ def make(
     """Build envs in worker processes; takes the place of `pufferlib.vector.make`.
 
     Args:
-        env_creator_or_creators: builds one `gymnasium.Env`, or a list with one creator for each.
-        env_args: arguments for it; for a list of creators, a list of them for each.
-        env_kwargs: keyword arguments for it; likewise.
-        num_envs: how many envs.
-        num_workers: how many processes share them; None: one process for each.
+        env_creator_or_creators: a function that builds one `gymnasium.Env`, or a list with one such
+            creator for each env.
+        env_args: arguments for the creator; for a list of creators, a list with those of each.
+        env_kwargs: keyword arguments for the creator; likewise.
+        num_envs: number of envs.
+        num_workers: how many processes share the envs; None: one process for each.
         batch_size: see `as_puffer`.
         on_failure: see `as_puffer`.
         **cfg: further keys of the manager's config, such as `step_timeout=10.0`.
@@ -101,17 +103,17 @@ def make(
 
 
 class DriverEnv:
-    """What all envs have in common, for policies, and a picture of env 0.
+    """What all envs have in common, for policies, and the rendering of env 0.
 
     Args:
-        manager: of the envs.
+        manager: the manager of the envs.
 
     Attributes:
-        observation_space: of one env; `single_observation_space` too.
-        action_space: of one env; `single_action_space` too.
+        observation_space: the space of one env; `single_observation_space` is the same.
+        action_space: the space of one env; `single_action_space` is the same.
         num_agents: 1.
         emulated: False: observations are as the envs give them.
-        render_mode: of the envs.
+        render_mode: the render mode of the envs.
     """
 
     num_agents = 1
@@ -124,7 +126,7 @@ class DriverEnv:
         self.render_mode = manager.render_mode
 
     def render(self) -> Any:
-        """Return what env 0 renders, which must have no step under way."""
+        """Return what env 0 renders; it must have no step under way."""
         return self._manager.call("render", env_ids=0)[0]
 
 
@@ -136,8 +138,8 @@ class Received(NamedTuple):
         rewards: (k,) float32.
         terminals: (k,) bool.
         truncations: (k,) bool.
-        infos: of those envs that have something to say; of one that has failed, with its `env_id`.
-        env_ids: (k,), each one more than the one before it.
+        infos: the infos that are not empty; the info of a failed env has its `env_id`.
+        env_ids: (k,), consecutive.
         masks: (k,) bool: all True.
     """
 
@@ -151,13 +153,13 @@ class Received(NamedTuple):
 
 
 class Block:
-    """One step of some envs, from the actions that they are sent to what comes of them.
+    """One step of some envs, from the actions that are sent to them to its results.
 
     Args:
         first: the first env_id.
-        size: how many follow on each other.
-        keeps: what is received may be kept, and need not be copied.
-        begins: (size,) which envs show the first observations of their episodes in it.
+        size: the number of envs, whose env_ids are consecutive.
+        keeps: whether what is received may be kept without a copy.
+        begins: (size,) which envs show the first observations of their episodes in this step.
 
     Attributes:
         env_ids: (size,).
@@ -188,7 +190,7 @@ class Block:
         return int(np.count_nonzero(self._awaited))
 
     def put(self, env_ids: Sequence[int], rows: Rows, positions: npt.NDArray[np.intp]) -> None:
-        """Put in the rows at some positions, which are those of envs of this block."""
+        """Store the rows at some positions, which belong to envs of this block."""
         places = np.asarray(env_ids) - self._first
         if self._keeps and len(rows.rewards) == len(places) == self._size:  # ascending, and all
             self._obs = rows.obs
@@ -203,7 +205,7 @@ class Block:
         self._awaited[places] = False
 
     def show(self, obs: npt.NDArray[Any], infos: Sequence[dict[str, Any]]) -> None:
-        """Put in the first observations, and infos, of the envs whose episodes begin."""
+        """Store the first observations, and infos, of the envs whose episodes begin."""
         places = np.flatnonzero(self.begins)
         self._show(places, obs)
         for place, info in zip(places.tolist(), infos, strict=True):
@@ -215,7 +217,7 @@ class Block:
         self._obs[places] = obs
 
     def received(self) -> Received:
-        """Return what has come; of all envs of this block something has."""
+        """Return what has arrived, once something has for all envs of this block."""
         obs: Any = self._obs
         infos = [
             {**info, "env_id": env_id} if info.get("abnormal") else info
@@ -231,8 +233,8 @@ class Turn(NamedTuple):
     """Whose turn it is; replaced as a whole.
 
     Attributes:
-        at_work: blocks that step.
-        received: the one that the trainer was given last, and sends actions next.
+        at_work: the blocks that have steps under way.
+        received: the block that the trainer was given last, and sends actions to next.
     """
 
     at_work: list[Block]
@@ -246,22 +248,22 @@ class PufferVecEnv:
     """All envs of a manager in blocks; see `as_puffer`.
 
     Envs 0 to `batch_size - 1` are the first block, and so on. `recv` returns a block whose steps
-    have all come, and `send` has the actions for it: while the trainer works on one block, the
-    others step. The step after an episode's end returns the first observation of the next one, with
-    reward 0, and its action is not used.
+    have all arrived, and `send` takes the actions for it: while the trainer works on one block, the
+    others step. The step after the end of an episode returns the first observation of the next one,
+    with reward 0, and its action is not used.
 
     Args:
-        manager: launched, or to be launched by the first reset. `close` closes it.
-        batch_size: as of `as_puffer`.
-        on_failure: likewise.
-        adapter: the public name of this, for messages.
+        manager: the manager; if it is not launched, the first reset does that. `close` closes it.
+        batch_size: see `as_puffer`.
+        on_failure: see `as_puffer`.
+        adapter: the public name of this adapter, for messages.
 
     Attributes:
         manager: the manager.
-        driver_env: spaces for a policy, and `render`.
+        driver_env: has the spaces for a policy, and `render`.
         num_agents: number of envs.
-        num_envs: number of envs in a block; `agents_per_batch` too.
-        single_observation_space: of one env; `observation_space` is that of a block.
+        num_envs: number of envs in a block; `agents_per_batch` is the same.
+        single_observation_space: the space of one env; `observation_space` is that of a block.
         single_action_space: likewise.
         agent_ids: (num_agents,) env_ids.
         emulated: False: observations are as the envs give them.
@@ -310,10 +312,10 @@ class PufferVecEnv:
     def async_reset(self, seed: int | Sequence[int | None] | None = None) -> None:
         """Begin new episodes in all envs; `recv` returns their observations, block by block.
 
-        It returns when the envs are reset. Steps that are under way are cancelled.
+        The call returns when the envs are reset. Steps that are under way are cancelled.
 
         Args:
-            seed: an int gives env i exactly `seed + i`; a list has one for each; None none.
+            seed: an int gives env i exactly `seed + i`; a list gives one to each; None gives none.
         """
         self._refuse_closed()
         self._batches.reset(seed=seed)
@@ -339,8 +341,8 @@ class PufferVecEnv:
             actions: (num_envs, *shape).
 
         Raises:
-            EnvNotReadyError: `recv` comes first.
-            ActionError: a wrong number or shape; nothing was sent.
+            EnvNotReadyError: `recv` has to be called first.
+            ActionError: the number or shape is wrong; nothing was sent.
         """
         block = self._present().received
         if block is None:
@@ -369,7 +371,7 @@ class PufferVecEnv:
         self._set_to_work(following)
 
     def _present(self) -> Turn:
-        """Return whose turn it is, also after Ctrl-C in a `send`.
+        """Return whose turn it is, even after Ctrl-C in a `send`.
 
         Raises:
             EnvNotReadyError: the envs have to be reset.
@@ -389,7 +391,7 @@ class PufferVecEnv:
         return self._turn
 
     def _set_to_work(self, block: Block) -> None:
-        """Note that a block has been sent its actions; once more changes nothing."""
+        """Note that a block has been sent its actions; doing so again changes nothing."""
         at_work = self._turn.at_work
         if block not in at_work:
             self._turn = Turn([*at_work, block], None)
@@ -400,13 +402,12 @@ class PufferVecEnv:
 
         Returns:
             (observations, rewards, terminals, truncations, infos, env_ids, masks): arrays with a
-            row for each env; the infos of those that have something to say, which have `abnormal`,
-            `error` and `env_id` for one that has failed; env_ids, which follow on each other;
-            masks are all True.
+            row for each env; the infos that are not empty, with `abnormal`, `error` and `env_id`
+            for an env that failed; consecutive env_ids; masks that are all True.
 
         Raises:
             EnvNotReadyError: nothing was sent.
-            EnvManagerError: as `EnvManager.recv`; with on_failure "raise" what an env raised.
+            EnvManagerError: as in `EnvManager.recv`; with on_failure "raise" what an env raised.
         """
         batches, at_work = self._batches, self._present().at_work
         if not at_work:
@@ -432,7 +433,7 @@ class PufferVecEnv:
         if begin:
             block.show(batches.first_obs(begin), batches.first_infos(begin))
         received = block.received()
-        # The last: it is given out.
+        # This comes last: now the block is given out.
         self._turn = Turn([b for b in at_work if b is not block], block)
         return received
 
@@ -451,11 +452,11 @@ class PufferVecEnv:
     # -- the rest ---------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Have the method `notify` of each env that has one called, before its next step."""
+        """Have each env's method `notify`, if it has one, called before its next step."""
         self._told = {int(block.env_ids[0]) for block in self._first_blocks}
 
     def close(self) -> None:
-        """Close all envs and the manager; what steps under way would give is lost."""
+        """Close all envs and the manager; the results of steps under way are lost."""
         self._turn, self._arrived = _NOBODY, []
         self._batches.close()
         self._closed = True

@@ -1,4 +1,4 @@
-"""What adapters say when a trainer is not installed, or too old."""
+"""The error that adapters raise when a trainer is not installed, or too old."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ RowIds = Sequence[int] | npt.NDArray[np.intp]
 
 
 class _MadeInfos(Sequence[dict[str, Any]]):
-    """Infos of which the list is made when one is asked for, and kept."""
+    """Infos whose list is made when one of them is first asked for, and kept."""
 
     _infos: list[dict[str, Any]] | None = None
 
@@ -42,7 +42,7 @@ class _MadeInfos(Sequence[dict[str, Any]]):
 
 
 class PlainInfos(_MadeInfos):
-    """The infos of timesteps as `on_failure.plain_info` gives them; made when one is asked for.
+    """The infos of timesteps as `on_failure.plain_info` returns them; made when first needed.
 
     Args:
         batch: the timesteps.
@@ -53,7 +53,7 @@ class PlainInfos(_MadeInfos):
 
     @property
     def columns(self) -> dict[str, Any] | None:
-        """The same as columns, as `ArrayBatch.info_columns`; None if not all of them are data."""
+        """These infos in columns, like `ArrayBatch.info_columns`; None if not all are data."""
         batch = self._batch
         if batch.abnormal:  # with what is an exception there, and a text here
             return None
@@ -74,7 +74,7 @@ class PlainInfos(_MadeInfos):
 
 
 class InfosWithResets(_MadeInfos):
-    """The infos of a step in which some envs have begun an episode; made when one is asked for.
+    """The infos of a step in which some envs have begun an episode; made when first needed.
 
     Args:
         n: number of envs.
@@ -83,7 +83,7 @@ class InfosWithResets(_MadeInfos):
         of_rows: their infos; None if all of them are empty.
 
     Attributes:
-        begun: likewise, and so are all the others.
+        begun: see above; likewise `positions` and `of_rows`.
     """
 
     def __init__(
@@ -136,11 +136,11 @@ class Rows(NamedTuple):
 
 
 def spread(n: int, parts: Sequence[tuple[RowIds, Any]]) -> Any:
-    """Return a batch of n rows that has the rows of other batches at their positions, else zeros.
+    """Return a batch of n rows: those of other batches at their positions, and zeros elsewhere.
 
     Args:
-        n: how many rows.
-        parts: positions, and a batch with a row for each.
+        n: the number of rows.
+        parts: pairs of positions and a batch with a row for each of them.
     """
     first = parts[0][1]
     if type(first) is not np.ndarray and isinstance(first, Mapping):
@@ -154,7 +154,7 @@ def spread(n: int, parts: Sequence[tuple[RowIds, Any]]) -> Any:
 
 
 def joined(parts: Sequence[tuple[npt.NDArray[np.int64], Rows]]) -> Rows:
-    """Return the rows of several envs each as one, in ascending order of env_id."""
+    """Return the rows of several groups of envs as one, in ascending order of env_id."""
     order = np.argsort(np.concatenate([ids for ids, _ in parts]))
     each = [rows for _, rows in parts]
     infos: list[dict[str, Any]] | None = None

@@ -50,12 +50,12 @@ _Indices = int | Iterable[int] | None
 
 
 class ManagerVecEnv(VecEnv):  # type: ignore[misc]
-    """All envs of a manager, as Stable-Baselines3 wants them; see `envmgr.as_sb3`.
+    """All envs of a manager, in the form that Stable-Baselines3 needs; see `envmgr.as_sb3`.
 
     Args:
-        manager: launched, or to be launched by the first `reset`. `close` closes it.
-        on_failure: as of `as_sb3`.
-        adapter: the public name of this, for messages.
+        manager: the manager; if it is not launched, the first `reset` does that. `close` closes it.
+        on_failure: see `as_sb3`.
+        adapter: the public name of this adapter, for messages.
 
     Attributes:
         manager: the manager.
@@ -83,7 +83,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
 
     @property
     def reset_infos(self) -> list[dict[str, Any]]:
-        """What the latest reset of each env said besides the observation; read between steps."""
+        """What each env's latest reset reported besides the observation; read between steps."""
         if self._has_new_infos and not self.waiting and not self.closed:
             self._reset_infos = self._batches.first_infos()
             self._has_new_infos = False
@@ -102,7 +102,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
             (n, *shape), or a dict or tuple of such.
 
         Raises:
-            EnvManagerError: as `EnvManager.launch` and `reset`.
+            EnvManagerError: as in `EnvManager.launch` and `reset`.
         """
         self._refuse_closed()
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
@@ -123,7 +123,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
             actions: (n, *shape), or a list of n actions.
 
         Raises:
-            ActionError: a wrong number or shape; nothing was sent.
+            ActionError: the number or shape is wrong; nothing was sent.
             EnvNotReadyError: a step is under way, or the envs were never reset.
         """
         batches = self._batches
@@ -133,15 +133,15 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         batches.send(actions)
 
     def step_wait(self) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.bool_], list[Any]]:
-        """Return the timesteps of all envs, also of a step that Ctrl-C has ended.
+        """Return the timesteps of all envs, even of a step that Ctrl-C interrupted.
 
         Returns:
-            (observations, rewards, dones, infos). Where an episode ended, the observation is that
-            which the next one begins with, and `infos[i]["terminal_observation"]` the last one.
+            (observations, rewards, dones, infos). Where an episode ended, the observation is the
+            first of the next episode, and `infos[i]["terminal_observation"]` the terminal one.
 
         Raises:
             EnvNotReadyError: there is no step under way.
-            EnvManagerError: as `EnvManager.recv`; with on_failure "raise" what an env raised.
+            EnvManagerError: as in `EnvManager.recv`; with on_failure "raise" what an env raised.
         """
         batches = self._batches
         if batches.unseen or not batches.is_stepping:
@@ -177,7 +177,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     # -- calls and attributes ---------------------------------------------------------------
 
     def get_attr(self, attr_name: str, indices: _Indices = None) -> list[Any]:
-        """Return an attribute of envs; of wrapped ones from the outermost wrapper that has it."""
+        """Return an attribute of envs; of wrapped ones, from the outermost wrapper that has it."""
         ids = self._env_ids(indices)
         if short_text(attr_name) == "'render_mode'" and self.manager.closed and not self.closed:
             return [self.manager.render_mode] * len(ids)
@@ -185,12 +185,12 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return result
 
     def set_attr(self, attr_name: str, value: Any, indices: _Indices = None) -> None:
-        """Set an attribute of envs where it is defined, else on the env inside of its wrappers.
+        """Set an attribute of envs where it is defined, else on the env inside its wrappers.
 
         It is set again in envs that are renewed after a failure.
         """
         ids = self._env_ids(indices)
-        # A list would be taken for one value for each.
+        # A bare list would be taken for a list with one value for each env.
         self._ask(
             "set_attr", attr_name, [value] * len(ids) if isinstance(value, list) else value, ids
         )
@@ -205,8 +205,8 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         """Call a method of envs and return the results.
 
         Raises:
-            MethodAccessError: it is private, or one that this class has itself: `reset`, `step`,
-                `seed` or `close`.
+            MethodAccessError: the method is private, or one that this class has itself: `reset`,
+                `step`, `seed` or `close`.
             Exception: what an env raised, with its own class if that is a builtin one.
         """
         ids = self._env_ids(indices)
@@ -214,14 +214,14 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return result
 
     def env_is_wrapped(self, wrapper_class: type, indices: _Indices = None) -> list[bool]:
-        """Return of each env whether it has a wrapper of a class."""
+        """Return for each env whether it has a wrapper of a class."""
         name = wrapper_class.__module__, wrapper_class.__qualname__
         ids = self._env_ids(indices)
         result: list[bool] = self._ask("apply", env_functions.is_wrapped, *name, env_ids=ids)
         return result
 
     def get_images(self) -> Sequence[Any]:
-        """Return a frame of each env; None of each if their render mode is not "rgb_array"."""
+        """Return a frame of each env; None for each if their render mode is not "rgb_array"."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"the envs were built with render_mode={self.render_mode!r}, and frames come from "
@@ -233,7 +233,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return frames
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Have the manager reach its envs; what an env raises is raised as it was."""
+        """Call a method of the manager that reaches its envs; raise an env's exception as such."""
         self._refuse_closed()
         if self._batches.is_stepping:
             raise EnvNotReadyError(_UNDER_WAY)
@@ -251,7 +251,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     # -- the end ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close all envs and the manager; what a step under way would give is lost."""
+        """Close all envs and the manager; the results of a step under way are lost."""
         self._batches.close()
         self.closed = True
 
@@ -261,7 +261,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
 
 
 class EnvmgrVecEnv(ManagerVecEnv):
-    """Takes the place of `SubprocVecEnv`: `make_vec_env(..., vec_env_cls=EnvmgrVecEnv)`.
+    """A replacement for `SubprocVecEnv`: `make_vec_env(..., vec_env_cls=EnvmgrVecEnv)`.
 
     Args:
         env_fns: one factory for each env. A script needs no `if __name__ == "__main__"` for them.
@@ -270,7 +270,7 @@ class EnvmgrVecEnv(ManagerVecEnv):
         **cfg: keys of the manager's config, such as `num_workers=2` or `step_timeout=10`.
 
     Raises:
-        ConfigError: a key that does not exist, or a space that Stable-Baselines3 cannot take.
+        ConfigError: a key does not exist, or Stable-Baselines3 cannot take a space.
         ValueError: there is no such start method.
         LaunchError: an env cannot be built.
     """
@@ -296,8 +296,8 @@ def _refuse_spaces(adapter: str, observation_space: Space[Any], action_space: Sp
     """Refuse spaces that Stable-Baselines3 cannot take.
 
     Raises:
-        ConfigError: it takes Box, Discrete, MultiDiscrete and MultiBinary, and one level of Dict or
-            Tuple of these.
+        ConfigError: a space is not a Box, Discrete, MultiDiscrete or MultiBinary, or one level of
+            Dict or Tuple of these.
     """
     for what, space in (("observation", observation_space), ("action", action_space)):
         for key, part in _parts_of(space).items():

@@ -10,15 +10,15 @@ from stable_baselines3.common.vec_env.vec_monitor import VecMonitor as TheirVecM
 
 
 class VecMonitor(TheirVecMonitor):  # type: ignore[misc]
-    """As Stable-Baselines3's `VecMonitor`, which it takes the place of.
+    """A replacement for Stable-Baselines3's `VecMonitor`.
 
-    The episode of an env that failed was cut short by the failure: it is in no statistics here. So
-    it has no `episode` in its info, and no line in the file.
+    The statistics leave out an episode that a failure of its env cut short: it has no `episode` in
+    its info, and no line in the file.
 
     Args:
         venv: the vec env.
-        filename: of the log file, or None.
-        info_keywords: keys of the infos that go into the log file, too.
+        filename: the name of the log file, or None.
+        info_keywords: keys of infos whose values go into the log file, too.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -26,7 +26,7 @@ class VecMonitor(TheirVecMonitor):  # type: ignore[misc]
         self._began = time.monotonic()  # theirs reads the wall clock, which may jump
 
     def step_wait(self) -> Any:
-        """Return what the vec env does, with `episode` in the infos of episodes that ended."""
+        """Return what the vec env returns, with `episode` in the infos of episodes that ended."""
         obs, rewards, dones, infos = self.venv.step_wait()
         self.episode_returns += rewards
         self.episode_lengths += 1

@@ -42,8 +42,8 @@ class _UnderWay(NamedTuple):
     """Steps of an asynchronous vector env that are under way; replaced as a whole.
 
     Attributes:
-        env_ids: whose.
-        arrived: what the manager has delivered of them, and the trainer has not been given.
+        env_ids: the envs that take them.
+        arrived: what the manager has delivered of them, but the trainer has not been given.
     """
 
     env_ids: list[int]
@@ -51,23 +51,23 @@ class _UnderWay(NamedTuple):
 
 
 class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
-    """All envs of a manager, as tianshou wants them; see `envmgr.as_tianshou`.
+    """All envs of a manager, in the form that tianshou needs; see `envmgr.as_tianshou`.
 
-    Wrong calls raise AssertionError and ValueError, as tianshou's own vector envs do.
+    Invalid calls raise AssertionError and ValueError, as in tianshou's own vector envs.
 
     Args:
-        manager: launched, or to be launched by the first `reset`. `close` closes it.
-        wait_num: as of `as_tianshou`.
-        timeout: likewise.
-        on_failure: likewise.
-        adapter: the public name of this, for messages.
+        manager: the manager; if it is not launched, the first `reset` does that. `close` closes it.
+        wait_num: see `as_tianshou`.
+        timeout: see `as_tianshou`.
+        on_failure: see `as_tianshou`.
+        adapter: the public name of this adapter, for messages.
 
     Attributes:
         manager: the manager.
         env_num: number of envs.
         wait_num: how many timesteps a step waits for.
-        timeout: seconds after which it does not wait any more.
-        is_async: whether steps may return less than all.
+        timeout: seconds after which it stops waiting.
+        is_async: whether a step may return fewer than all timesteps.
         is_closed: whether `close` was called.
     """
 
@@ -109,7 +109,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
 
     @property
     def waiting_id(self) -> list[int]:
-        """The envs whose timesteps are awaited, also after Ctrl-C in a step."""
+        """The envs whose timesteps are awaited, even after Ctrl-C in a step."""
         batches = self._batches
         if self.is_async:
             if self.manager.closed:  # a failure has closed it, with what was under way
@@ -134,14 +134,15 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_]]:
         """Begin new episodes in some envs, or in all.
 
-        Unless this is asynchronous, a step that Ctrl-C has ended is discarded.
+        Unless the vector env is asynchronous, a step that Ctrl-C interrupted is discarded.
 
         Args:
-            env_id: in which envs; None for all.
-            **kwargs: `seed`, which is for each of these envs the same, and `options`.
+            env_id: the envs to reset; None for all.
+            **kwargs: `seed`, which is the same for each of these envs, and `options`.
 
         Returns:
-            (observations, infos): (k, *shape), or an object array of what is no array; (k,) dicts.
+            (observations, infos): (k, *shape), or an object array if observations are not arrays;
+            (k,) dicts.
         """
         self._refuse_closed()
         ids = self._ids_to_reset(env_id)
@@ -152,7 +153,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return self._reset(ids, seeds, options)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[list[int] | None]:
-        """Seed all envs, and reset them with that, as tianshou's own do.
+        """Seed all envs and reset them with these seeds, as tianshou's own vector envs do.
 
         Args:
             seed: an int gives env i exactly `seed + i`; a list has one for each.
@@ -178,16 +179,17 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
     # -- steps ------------------------------------------------------------------------------
 
     def step(self, action: Any, id: _Ids = None) -> _Step:
-        """Have envs take a step.
+        """Step some envs, or all.
 
         Args:
-            action: one for each of these envs; None only gathers: in an asynchronous one what
-                is under way, else what a step that Ctrl-C has ended would have returned.
-            id: which envs; None for all.
+            action: one for each of these envs; None only gathers: what is under way if the vector
+                env is asynchronous, else what a step that Ctrl-C interrupted would have returned.
+            id: the envs to step; None for all.
 
         Returns:
-            (observations, rewards, terminated, truncated, infos), in the order of `id`; of an
-            asynchronous one in ascending order, of those that have come. Each info has `env_id`.
+            (observations, rewards, terminated, truncated, infos), in the order of `id`; if the
+            vector env is asynchronous, of the timesteps that have arrived, in ascending order. Each
+            info has `env_id`.
 
         Raises:
             AssertionError: a step of one of these envs is under way, or they have to be reset.
@@ -216,7 +218,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return result
 
     def _add_sent(self) -> None:
-        """Note that a step was sent; once more changes nothing."""
+        """Note that a step was sent; doing so again changes nothing."""
         waiting, arrived = self._under_way
         sent = cast("Step", self._batches.step).env_ids
         new = [i for i in sent if i not in waiting]
@@ -239,7 +241,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
     # -- calls and attributes ---------------------------------------------------------------
 
     def get_env_attr(self, key: str, id: _Ids = None) -> list[Any]:
-        """Return an attribute of envs; None where an env has none of this name."""
+        """Return an attribute of envs; None where an env has no such attribute."""
         self._refuse_closed()
         ids = self._ready_ids(id)
         try:
@@ -251,7 +253,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return values
 
     def set_env_attr(self, key: str, value: Any, id: _Ids = None) -> None:
-        """Set an attribute of envs where it is defined, else on the env inside of its wrappers.
+        """Set an attribute of envs where it is defined, else on the env inside its wrappers.
 
         It is set again in envs that are renewed after a failure.
         """
@@ -299,10 +301,11 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return ids
 
     def _ids_to_reset(self, env_ids: _Ids) -> list[int]:
-        """Return env_ids as a list; with those of a step that the reset discards.
+        """Return env_ids as a list, which may include those of a step that the reset discards.
 
         Raises:
-            AssertionError: steps are gathered one by one, and one of these envs has one under way.
+            AssertionError: one of these envs has a step under way, and steps are gathered one by
+                one, or the reset is not for all envs of that step.
         """
         ids = self._known_ids(env_ids)
         if self.is_async or not set(self.waiting_id) <= set(ids):
@@ -310,7 +313,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return ids
 
     def close(self) -> None:
-        """Close all envs and the manager; what steps under way would give is lost."""
+        """Close all envs and the manager; the results of steps under way are lost."""
         self._batches.close()
         self.is_closed = True
 
@@ -319,12 +322,12 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
 
 
 class EnvmgrVectorEnv(ManagerVectorEnv):
-    """Takes the place of `SubprocVectorEnv` and `ShmemVectorEnv`.
+    """A replacement for `SubprocVectorEnv` and `ShmemVectorEnv`.
 
     Args:
-        env_fns: one factory for each env; their spaces may differ.
+        env_fns: one factory for each env; the spaces of the envs may differ.
         wait_num: how many timesteps a step waits for, for `AsyncCollector`; None for all.
-        timeout: seconds after which a step returns what has come, if that is anything.
+        timeout: seconds after which a step returns what has arrived, if anything has.
         share_memory: whether observations go through shared memory; None for the config's
             `shared_memory`, which is true unless it is set.
         context: how workers are started: "fork", "spawn", "forkserver", a context of
@@ -333,7 +336,7 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
         **cfg: keys of the manager's config, such as `num_workers=2` or `step_timeout=10`.
 
     Raises:
-        ConfigError: a key that does not exist, or a space that tianshou cannot take.
+        ConfigError: a key does not exist, or tianshou cannot take a space.
         LaunchError: an env cannot be built.
     """
 
@@ -348,7 +351,7 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
         on_failure: str | None = None,
         **cfg: Any,
     ) -> None:
-        # tianshou's policies and collectors give Discrete actions as floats, too.
+        # tianshou's policies and collectors also give Discrete actions as floats.
         given: dict[str, Any] = {
             "auto_reset": False,
             "same_spaces": False,
@@ -407,7 +410,7 @@ def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
 
 
 def _stacked(obs: Any, count: int) -> npt.NDArray[Any]:
-    """Return observations as one array, of objects where they are dicts."""
+    """Return observations as one array, which is an array of objects if they are dicts."""
     if isinstance(obs, np.ndarray):
         return obs
     return _objects([indexed(obs, k) for k in range(count)])

@@ -35,7 +35,7 @@ except ImportError as error:
 
 _FLAGS = ("done", "terminated", "truncated", "abnormal")
 _KEYS = frozenset((*_FLAGS, "reward", "action"))
-"""What tensordicts of these envs have besides observations."""
+"""The keys that tensordicts of these envs have besides those of observations."""
 
 __all__ = ["EnvmgrEnv", "ManagerEnv", "as_torchrl"]
 
@@ -50,16 +50,16 @@ def as_torchrl(
     """Return a manager as a batched env of TorchRL, with a batch size of (env_num,).
 
     Args:
-        manager: with `auto_reset`, without `episode_num`; the first `reset` launches it. Of those
-            that gather some timesteps, all are gathered.
-        categorical_action_encoding: discrete actions are numbers; else one-hot, as `GymWrapper`
-            has it.
-        on_failure: "recover": an env that fails ends its episode as a truncated one, and is
-            repaired; "raise": the exception is raised in the trainer; None: as the manager does.
-        device: where tensors are put.
+        manager: a manager with `auto_reset` and without `episode_num`; the first `reset` launches
+            it. With kinds that gather only some timesteps, all are gathered.
+        categorical_action_encoding: whether discrete actions are numbers; if not, they are one-hot,
+            as in `GymWrapper`.
+        on_failure: "recover": the episode of an env that fails is truncated, and the env repaired;
+            "raise": the exception is raised in the trainer; None: what the manager does.
+        device: the device that tensors are put on.
 
     Raises:
-        ConfigError: the manager's config does not fit, or a space; the message says what to do.
+        ConfigError: the manager's config or a space does not fit; the message says what to do.
         LaunchError: an env cannot be built.
     """
     return ManagerEnv(
@@ -71,22 +71,22 @@ def as_torchrl(
 
 
 class ManagerEnv(EnvBase):  # type: ignore[misc]
-    """All envs of a manager, as TorchRL wants them; see `as_torchrl`.
+    """All envs of a manager, in the form that TorchRL needs; see `as_torchrl`.
 
-    Observations are in "observation", or, of a Dict space, under its keys; "abnormal" says whose
-    env has failed in a step. An episode that has ended is followed by the next one behind the other
-    envs, and `reset` with a mask in "_reset" returns its first observation.
+    Observations are in "observation" or, for a Dict space, under its keys; "abnormal" marks the
+    envs that failed in a step. When an episode has ended, the next one begins while the other envs
+    go on, and `reset` with a mask in "_reset" returns its first observation.
 
     Args:
-        manager: launched, or to be launched by the first `reset`. `close` closes it.
-        categorical_action_encoding: as of `as_torchrl`.
-        on_failure: likewise.
-        device: likewise.
-        adapter: the public name of this, for messages.
+        manager: the manager; if it is not launched, the first `reset` does that. `close` closes it.
+        categorical_action_encoding: see `as_torchrl`.
+        on_failure: see `as_torchrl`.
+        device: see `as_torchrl`.
+        adapter: the public name of this adapter, for messages.
 
     Attributes:
         manager: the manager.
-        errors: by env_id, what the env failed with last: its type, its message, its traceback.
+        errors: by env_id, the latest failure of an env: its type, its message, its traceback.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
         return result
 
     def _seen(self, env_ids: Sequence[int]) -> None:
-        """Note that the first observations of these envs are given out, last of all."""
+        """Note, last of all, that the first observations of these envs are given out."""
         self._ended = [i for i in self._ended if i not in env_ids]
         self._batches.unseen = self._batches.unseen.difference(env_ids)
 
@@ -163,7 +163,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
         """Reset the envs whose episodes have ended, as `EnvBase` does.
 
         What `EnvBase` does with masks takes several times as long as a step. Here the rows are put
-        in place where all is as `step` left it, which is nearly always.
+        in place directly if everything is as `step` left it, which is nearly always the case.
         """
         ended, done = self._ended, tensordict.get("done")
         if not ended and not done.any():
@@ -224,7 +224,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
         failed: Sequence[int] = (),
         **further: Any,
     ) -> Any:
-        """Return what resets and steps have in common, and `further` tensors."""
+        """Return a tensordict of what resets and steps have in common, and `further` tensors."""
         ends, cut = (torch.from_numpy(flags).view(-1, 1) for flags in (terminated, truncated))
         abnormal = torch.zeros_like(ends)
         abnormal[list(failed)] = True
@@ -242,17 +242,17 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
 
 
 class EnvmgrEnv(ManagerEnv):
-    """Takes the place of `ParallelEnv(n, make_gym_env)`: a batched env of env factories.
+    """A replacement for `ParallelEnv(n, make_gym_env)`: a batched env from env factories.
 
     Args:
         env_fns: one factory of a `gymnasium.Env` for each env.
-        categorical_action_encoding: as of `as_torchrl`.
-        on_failure: likewise.
-        device: likewise.
+        categorical_action_encoding: see `as_torchrl`.
+        on_failure: see `as_torchrl`.
+        device: see `as_torchrl`.
         **cfg: keys of the manager's config, such as `num_workers=2` or `step_timeout=10`.
 
     Raises:
-        ConfigError: a key that does not exist, or a space that does not fit.
+        ConfigError: a key does not exist, or a space does not fit.
         LaunchError: an env cannot be built.
     """
 
@@ -279,7 +279,7 @@ def _refuse_keys(adapter: str, space: Any) -> None:
     """Refuse observations under keys that tensordicts have for something else.
 
     Raises:
-        ConfigError: there are some.
+        ConfigError: there are such keys.
     """
     taken = sorted(_KEYS.intersection(space.spaces)) if isinstance(space, Dict) else []
     if taken:
@@ -290,14 +290,14 @@ def _refuse_keys(adapter: str, space: Any) -> None:
 
 
 def _counts(space: Space[Any]) -> list[int] | None:
-    """Return how many values the parts of a one-hot action have; None: it is none."""
+    """Return how many values the parts of a one-hot action have; None if it is not one-hot."""
     if isinstance(space, Discrete):
         return [int(space.n)]
     return space.nvec.tolist() if isinstance(space, MultiDiscrete) else None
 
 
 def _put(tensordict: Any, rows: Mapping[str, Any], positions: list[int]) -> None:
-    """Put rows into copies of tensors: what is there belongs to the step, too."""
+    """Put rows into copies of tensors: the tensors themselves belong to the step, too."""
     for key, part in rows.items():
         whole = tensordict.get(key).clone()
         if isinstance(part, Mapping):
@@ -317,7 +317,7 @@ def _spec_of(adapter: str, space: Space[Any], n: int, *, one_hot: bool = False) 
     """Return the spec of n rows of a space.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such spec.
     """
     if isinstance(space, Dict):
         parts = {key: _spec_of(adapter, part, n) for key, part in space.spaces.items()}

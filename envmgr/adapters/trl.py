@@ -23,7 +23,7 @@ from envmgr.outcomes import Outcome, failure_in
 __all__ = ["as_trl", "tool_env"]
 
 _RESERVED = frozenset({"get_reward", "outcome", "reset"})
-"""What objects for TRL have besides tools."""
+"""The public members that objects for TRL have besides tools."""
 
 
 def tool_env(build: Callable[[], Any]) -> Callable[[], Any]:
@@ -32,7 +32,7 @@ def tool_env(build: Callable[[], Any]) -> Callable[[], Any]:
     `make(tool_env(Terminal), env_num=64)` is a manager for `as_trl`.
 
     Args:
-        build: gives the env: an object in the form that TRL's `environment_factory` wants, with
+        build: returns the env: an object such as TRL expects of an `environment_factory`, with
             `reset(**row)`, methods that are tools, and perhaps `get_reward()` and `close()`.
     """
     if not callable(build):
@@ -51,20 +51,21 @@ def as_trl(
 ) -> Callable[[], Any]:
     """Return an `environment_factory` for TRL's trainers, whose envs are those of a manager.
 
-    What it gives has the methods `reset` and `get_reward`, and the tools. A tool runs in the env's
-    worker, under `step_timeout`. What it raises is raised in the trainer, which tells the model. If
-    the env crashes or hangs, `get_reward` gives None, and TRL leaves the rollout out.
+    The objects that it returns have the methods `reset` and `get_reward`, and the tools. A tool
+    runs in the env's worker, under `step_timeout`. An exception that it raises is raised in the
+    trainer, which tells the model. If the env crashes or hangs, `get_reward` returns None, and TRL
+    leaves the rollout out.
 
     Args:
-        manager: of envs by `tool_env`; it is launched at the first reset, if it is not. Or a
-            function without arguments that gives one, which a trainer needs that runs rollouts in
-            another process (`AsyncGRPOTrainer`).
-        tools: methods of the env's class, with annotations and docstrings as TRL wants them.
-        acquire_timeout_s: how long a reset waits for a free env; None for ever.
-        episode_timeout_s: the limit of a rollout, from its reset.
+        manager: a manager of envs that `tool_env` made; if it is not launched, the first reset does
+            that. Or a function without arguments that returns such a manager, for trainers that run
+            rollouts in another process (`AsyncGRPOTrainer`).
+        tools: methods of the env's class, with annotations and docstrings as TRL needs them.
+        acquire_timeout_s: seconds that a reset waits for a free env; None: for ever.
+        episode_timeout_s: the limit of a rollout in seconds, from its reset.
 
     Raises:
-        ConfigError: something of this does not fit; the message says what.
+        ConfigError: an argument does not fit; the message says what is wrong.
     """
     if not isinstance(manager, EnvManager) and not callable(manager):
         raise ConfigError(
@@ -81,7 +82,7 @@ def _checked(tools: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
     """Return the tools, if TRL can use them.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: TRL cannot use them.
     """
     functions = list(tools) if isinstance(tools, (list, tuple)) else []
     if not functions:
@@ -121,7 +122,7 @@ def _refuse_others(manager: EnvManager, tools: Sequence[Callable[..., Any]]) -> 
     """Refuse a manager whose envs cannot be called, or lack a tool.
 
     Raises:
-        ConfigError: it is such.
+        ConfigError: its envs cannot be called, or lack a tool.
     """
     for build in manager._env_fn:
         if not isinstance(build, functools.partial) or build.func is not ToolEnv:
@@ -139,7 +140,7 @@ def _refuse_others(manager: EnvManager, tools: Sequence[Callable[..., Any]]) -> 
 
 
 class _Factory:
-    """Gives the objects that TRL wants; what `as_trl` returns."""
+    """The factory that `as_trl` returns, which makes the objects that TRL wants."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class _Factory:
         return self._class()
 
     def lease(self) -> Lease:
-        """Return a lease of one env; launch the manager if it is not."""
+        """Return a lease of one env; launch the manager if it is not launched."""
         acquire_s, episode_s = self._limits
         with self._lock:
             if self._manager is None:
@@ -173,7 +174,7 @@ class _Factory:
         return self._manager.lease(acquire_timeout_s=acquire_s, episode_timeout_s=episode_s)
 
     def __reduce__(self) -> Any:
-        """Go to another process, which makes a manager of its own."""
+        """Pickle the factory for another process, which makes a manager of its own."""
         if isinstance(self._source, EnvManager):
             raise ConfigError(
                 "this trainer runs its rollouts in another process, and a manager cannot go there: "
@@ -184,7 +185,7 @@ class _Factory:
 
 
 class _Rollout:
-    """An env that is leased for one rollout after another; what is public is for TRL."""
+    """An env that is leased for one rollout after another; its public members are for TRL."""
 
     _factory: ClassVar[_Factory]
 
@@ -204,10 +205,10 @@ class _Rollout:
         """Begin a rollout with a fresh env.
 
         Args:
-            **row: of the data set.
+            **row: a row of the data set.
 
         Returns:
-            What the env's reset returned: None, or what TRL adds to the prompt. None, too, if the
+            What the env's reset returned: None, or what TRL adds to the prompt. Also None if the
             reset failed: the rollout has no reward then.
         """
         with self._calling:
@@ -226,8 +227,8 @@ class _Rollout:
         """End the rollout.
 
         Returns:
-            What the env's `get_reward` gives; None if it has none, and if the env has failed in
-            this rollout.
+            What the env's `get_reward` returns; None if it has no such method, or if the env has
+            failed in this rollout.
         """
         with self._calling:
             if self._slot is not None:
@@ -261,7 +262,7 @@ class _Rollout:
         return answer
 
     def _end(self, outcome: Outcome | None) -> None:
-        """Keep what has become of the rollout, and give the env back."""
+        """Keep the outcome of the rollout, and give the env back."""
         self._outcome = outcome
         self._leave()
 
@@ -274,7 +275,7 @@ class _Rollout:
 def _class_of(tools: Sequence[Callable[..., Any]], factory: _Factory) -> type[_Rollout]:
     """Return the class of the objects for TRL, which has the tools as methods.
 
-    TRL names the column of rewards after it.
+    TRL names the column of rewards after this class.
     """
     members: dict[str, Any] = {tool.__name__: _method_of(tool) for tool in tools}
     name = tools[0].__qualname__.rpartition(".")[0].rpartition(".")[2] or "Environment"
@@ -282,7 +283,7 @@ def _class_of(tools: Sequence[Callable[..., Any]], factory: _Factory) -> type[_R
 
 
 def _method_of(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method with the name, annotations and docstring of a tool, which calls that."""
+    """Return a method with a tool's name, annotations and docstring, which calls the tool."""
 
     @functools.wraps(tool)
     def method(self: _Rollout, *args: Any, **kwargs: Any) -> Any:

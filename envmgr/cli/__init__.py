@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from envmgr.cli.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, discard_output, say
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""What a write says where a disk is full, or a terminal has gone."""
+"""Error numbers of a write to a full disk, or to a terminal that has gone."""
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "INTERRUPTED", "main"]
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Args:
-        argv: the arguments; None for those of the process, which then exits with the code.
+        argv: the arguments; None takes those of the process, which then exits with this code.
     """
     try:  # what takes time is imported in here: an interrupt on the way is no traceback
         for name in ("stdout", "stderr"):  # None where the shell has closed them (`>&-`)

@@ -1,4 +1,4 @@
-"""What commands that run envs have in common: launch, work, close, and how it all ended."""
+"""What commands that run envs have in common: launch, work, close, and report how it ended."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Attempt(ABC):
     """One run of envs, ready to be launched.
 
     Args:
-        options: what the command was told.
-        manager: not launched.
+        options: the options of the command.
+        manager: the manager, not launched yet.
         interruption: says when to end early.
 
     Attributes:
@@ -57,13 +57,13 @@ class Attempt(ABC):
     """
 
     shows_failures = True
-    """Whether failures of envs are worth a line each."""
+    """Whether each failure of an env gets a line of its own."""
 
     shows = True
-    """Whether anything is printed besides errors; not where stdout takes the figures."""
+    """Whether anything besides errors is printed; False where the figures go to stdout."""
 
     goal_options = "--steps N or --episodes N"
-    """Which options of the command say when it ends."""
+    """Which options of the command say when the run ends."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Attempt(ABC):
 
     @abstractmethod
     def _report(self) -> int:
-        """Print how it ended, and return the exit code; the manager is closed."""
+        """Print how the run ended, and return the exit code; the manager is closed by then."""
 
     def _make_policy(self) -> Policy:
         """Return the policy that the config names, for the launched manager."""
@@ -148,14 +148,14 @@ class Attempt(ABC):
         )
 
     def _collect(self, collector: Collector, progress: Progress) -> None:
-        """Collect what the config says, or until a signal asks for the end.
+        """Collect what the config asks for, or until a signal asks for the end.
 
         Args:
-            collector: of the launched manager.
-            progress: shows how it gets on.
+            collector: the collector of the launched manager.
+            progress: shows how the collection gets on.
 
         Raises:
-            KeyboardInterrupt: a signal did.
+            KeyboardInterrupt: a signal asked for the end.
         """
         self._collector, goal = collector, self._resolved.values.collect
         progress.start(collector)
@@ -177,7 +177,7 @@ class Attempt(ABC):
         progress.tick()
 
     def _about(self) -> dict[str, Any]:
-        """Return what was run, as values that JSON holds."""
+        """Return what was run, as JSON-compatible values."""
         values = self._resolved.values
         return {
             "config": os.path.abspath(self._run_options.config),
@@ -191,13 +191,13 @@ class Attempt(ABC):
         }
 
     def _show(self, show: Callable[[Console], None]) -> None:
-        """Print figures, if anybody reads them."""
+        """Print figures, if they are to be shown and anybody reads them."""
         if self.shows:
             with last_words():
                 show(wide_console())
 
     def _not_written(self, what: str, error: OSError) -> None:
-        """Take note that the run failed at its end, if it had not before."""
+        """Record that the run failed at its end, in writing; an earlier error is kept."""
         self._ending = Ending.FAILED
         self._error = self._error or f"{what} cannot be written: {error}"
 
@@ -215,6 +215,6 @@ class Attempt(ABC):
         if isinstance(error, EnvManagerError):
             return error_text(error)
         with last_words():
-            # Of the policy's code, or a defect of ours.
+            # An error in the policy's code, or a defect of ours.
             print(plain("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         return f"{type(error).__name__}: {error}"

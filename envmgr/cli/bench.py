@@ -1,4 +1,4 @@
-"""`envmgr bench`: the envs of a config under envmgr and under others that are installed."""
+"""`envmgr bench`: the envs of a config under envmgr and other libraries that are installed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def execute(
         config: path of the config file.
         overrides: `section.key=value`, in order.
         allowed: what the config may do, by the names of the lists in `allow_list`.
-        laps: how often each is measured.
-        seconds: how long each time.
-        peers: words that the names of peers have to have, separated by commas; empty for all.
+        laps: how often each library is measured.
+        seconds: how long each measurement takes.
+        peers: words, separated by commas: peers with one of them in their name run; empty for all.
         limit_s: how long a peer may take to start, or hang, before it is given up.
         json_file: where the figures go; None writes none.
 

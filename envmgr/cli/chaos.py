@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LIMITS: Mapping[str, float] = {"step_timeout": 1.0, "reset_timeout": 5.0, "connect_timeout": 20.0}
-"""Time limits in seconds where the config gives none: what hangs is found out by them only."""
+"""Time limits in seconds where the config gives none: only a time limit detects what hangs."""
 
 UNSEEN = frozenset({"hang", "stop"})
-"""Kinds of injuries that are only found out by a time limit."""
+"""Kinds of injuries that only a time limit detects."""
 
 BUDGET: Mapping[str, Any] = {
     "on_failure": "recover",
@@ -42,18 +42,18 @@ BUDGET: Mapping[str, Any] = {
     "max_failures": 1_000_000,
     "max_failures_total": 1_000_000,
     "retry_waiting_time": 0.0,
-    # What an env has signed is compared with what comes of it: nothing may change or take that.
+    # What an env has signed is compared with what arrives: nothing may change or take any of it.
     "normalize_obs": False,
     "normalize_reward": False,
     "start_steps": 0,
 }
-"""What lets a run go on however often its workers are hurt, and its accounts be made, whatever the
-config says."""
+"""Keys that are set whatever the config says: with them a run goes on however often its workers are
+hurt, and its accounts can be made."""
 
 
 @dataclass(frozen=True)
 class ChaosOptions(RunOptions):
-    """What `envmgr chaos` was told.
+    """The options of `envmgr chaos`.
 
     Attributes:
         rate_hz: injuries per second.
@@ -83,11 +83,11 @@ def execute(options: ChaosOptions, interruption: Interruption) -> int:
 
 
 def _wrapped(factories: list[EnvFactory], *, moves: bool) -> list[EnvFactory]:
-    """Return factories of envs that sign, and can be hurt.
+    """Return factories of envs that sign their steps and can be hurt.
 
     Args:
-        factories: of the envs.
-        moves: envs may take each other's places, and are built alike.
+        factories: the factories of the envs themselves.
+        moves: whether envs may take each other's places, and are built alike.
     """
     ids = [ANY_ENV] * len(factories) if moves else range(len(factories))
     return [*vulnerable(Ledgered(factory, i) for factory, i in zip(factories, ids, strict=True))]
@@ -126,10 +126,10 @@ class _ChaosRun(Attempt):
     """One run, ready to be launched.
 
     Args:
-        options: what the command was told.
+        options: the options of the command.
         resolved: the config, with limits and budget.
-        manager: not launched.
-        changes: what of the config was changed.
+        manager: the manager, not launched yet.
+        changes: the keys of the config that were changed, with their new values.
         interruption: says when to end early.
     """
 

@@ -1,4 +1,4 @@
-"""`envmgr check`: the env contract of a config, with a verdict and advice."""
+"""`envmgr check`: check the env of a config against the env contract; give a verdict and advice."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def execute(
         config: path of the config file.
         overrides: `section.key=value`, in order.
         allowed: what the config may do, by the names of the lists in `allow_list`.
-        episodes: how many the env is to endure.
-        seconds: how long each part may take.
-        methods: start methods to try besides the server, separated by commas.
-        strict: warnings count as problems.
+        episodes: how many episodes the env has to endure.
+        seconds: how long each part of the check may take.
+        methods: start methods to try besides the worker server, separated by commas.
+        strict: whether warnings count as problems.
         json_file: where the findings go; None writes none.
 
     Raises:

@@ -33,7 +33,7 @@ def _with(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Com
 
 
 def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the keys of a config that begin with what was typed, for the completion of shells."""
+    """Return the keys of a config that begin with what was typed, for shell completion."""
     from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
 
     sections = {"env": EnvConfig, "manager": ManagerConfig, "collect": CollectConfig}
@@ -44,7 +44,7 @@ def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -
 def _with_equals(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuse an override without a value, which the shell has as an argument of its own."""
+    """Refuse an override without a value, which the shell has passed as a separate argument."""
     for override in given:
         if "=" not in override:
             raise click.BadParameter(
@@ -54,7 +54,7 @@ def _with_equals(
 
 
 def _allowing(command: _Command) -> _Command:
-    """Pass a command one argument, `allowed`, for all that its options allow the config to do."""
+    """Pass a command all that its options allow the config to do as one argument, `allowed`."""
 
     @functools.wraps(command)
     def with_lists(*args: Any, **options: Any) -> Any:
@@ -67,12 +67,12 @@ _LISTS = ("allow_imports", "allow_env", "allow")
 
 
 def reads_config(command: _Command) -> _Command:
-    """Let a command read a config, by options that say which one and how."""
+    """Let a command read a config: add the argument and options that say which one, and how."""
     return _config(_config_options(_allowing(command)))
 
 
 def reads_config_or_none(command: _Command) -> _Command:
-    """Let a command read a config, which may be that of a run that is resumed."""
+    """Let a command read a config, or else that of a run to resume."""
     return _config_or_none(_config_options(_allowing(command)))
 
 
@@ -122,7 +122,7 @@ def _writes(what: str) -> Callable[[_Command], _Command]:
 
 
 class _Count(click.IntRange):
-    """A whole number from 1 on, which may be written as 1e6."""
+    """A whole number, at least 1, which may be written like 1e6."""
 
     def __init__(self) -> None:
         super().__init__(min=1)
@@ -154,7 +154,7 @@ class _OneCommand(click.Command):
 
 
 def _key_meant(option: str) -> str | None:
-    """Return the key of a config that an option is called like, if there is one."""
+    """Return the config key that an option's name stands for; None if there is no such key."""
     from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
     from envmgr.config.schema import checks_of
 
@@ -195,10 +195,10 @@ def envmgr() -> None:
 
 
 def _resolve_resume(options: dict[str, Any], no_output: bool) -> None:
-    """Have `--resume` name the config; refuse it together with what a run is begun with.
+    """Take the config from the run to resume; refuse `--resume` with options that begin a run.
 
     Raises:
-        UsageError: it is, or neither it nor a config is given.
+        UsageError: such an option is given with it, or neither it nor a config is given.
     """
     if options["resume"] is None:
         if options["config"] is None:
@@ -613,5 +613,5 @@ def show(config: str, overrides: tuple[str, ...], allowed: Mapping[str, Sequence
 
     resolved = resolve_config(config, set=overrides, **allowed)
     text = annotated_yaml(resolved.values, resolved.origins)
-    # In a file it is a config, which is to say the same.
+    # In a file it is a config, which has to say exactly the same: nothing is escaped there.
     click.echo(plain(text) if sys.stdout.isatty() else text, nl=False)

@@ -19,7 +19,7 @@ from envmgr.types import EnvFactory
 
 
 def env_name(resolved: ResolvedConfig) -> str | None:
-    """Return what a config calls its env."""
+    """Return the name that a config gives its env; None if it gives none."""
     env, pool = resolved.values.env, resolved.values.manager.env_pool
     name: str | None = env.id or env.entry or (None if pool is None else pool.env_id)
     return name
@@ -33,7 +33,7 @@ def manager_of(
 
     Args:
         resolved: the config.
-        wrapped: returns what to build the envs with, in place of their factories.
+        wrapped: given the factories of the envs, returns those to use in their place.
 
     Raises:
         ConfigError: the config does not say which envs, or how many.
@@ -55,11 +55,12 @@ def factories_of(
 
     Args:
         resolved: the config.
-        why: why a kind of manager that makes its envs itself does not do.
-        env_num: how many; None for as many as the config says.
+        why: why a kind of manager that makes its envs itself will not do, for the error.
+        env_num: how many envs; None for as many as the config says.
 
     Raises:
-        ConfigError: it does not say which envs, or how many; or its kind makes them itself.
+        ConfigError: the config does not say which envs, or how many; or its kind of manager makes
+            them itself.
     """
     cfg = resolved.values.manager
     env_num = cfg.env_num if env_num is None else env_num
@@ -79,9 +80,9 @@ def _makes_envs(resolved: ResolvedConfig) -> bool:
 
 @contextlib.contextmanager
 def quiet_workers() -> Iterator[str]:
-    """Keep a folder for `worker_log`, for a while: what envs that are tried out print is not ours.
+    """Provide a temporary folder for `worker_log`, which keeps what tried envs print out of sight.
 
-    It is said that there is something in it, and then thrown away.
+    If they printed anything, a line on stderr says how much; it is deleted with the folder.
     """
     with tempfile.TemporaryDirectory(prefix="envmgr-") as folder:
         yield folder

@@ -13,15 +13,15 @@ DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 class OutputGoneError(Exception):
-    """What read the output has gone, as `| head` does when it has seen enough."""
+    """The reader of the output has gone, as `| head` does when it has seen enough."""
 
 
 @contextlib.contextmanager
 def printing() -> Iterator[None]:
-    """Print how a run gets on. Where that cannot be shown, the run goes on all the same.
+    """Let the body print how a run gets on; where that is impossible, the run goes on regardless.
 
     Raises:
-        OutputGoneError: what read it has gone.
+        OutputGoneError: the reader of the output has gone.
     """
     try:
         yield
@@ -33,7 +33,7 @@ def printing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def last_words() -> Iterator[None]:
-    """Print how a run has ended, if anybody reads it: that does not change how it did."""
+    """Let the body print how a run ended; if nobody reads it, the ending stays the same."""
     try:
         yield
         sys.stdout.flush()
@@ -45,8 +45,8 @@ def say(line: str, *, err: bool = False) -> None:
     """Print a line of the last words of a run.
 
     Args:
-        line: what to print; it may be of files or envs: see `untrusted.plain`.
-        err: on stderr.
+        line: what to print; it may come from files or envs: see `untrusted.plain`.
+        err: whether to print to stderr.
     """
     line = plain(line)
     if not err:

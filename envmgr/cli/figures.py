@@ -27,15 +27,15 @@ def try_to_write(path: str | None) -> None:
 
 
 def refuse_unwritable(path: str, what: str, option: str) -> None:
-    """Find out before the work whether what comes of it can be written. Leaves nothing behind.
+    """Find out before the work whether its result can be written. Leaves nothing behind.
 
     Args:
-        path: of the file, as `write_text` takes it.
-        what: is to be written.
-        option: names the file.
+        path: path of the file, as `write_text` takes it.
+        what: what is to be written, for the error.
+        option: the option that names the file, for the error.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the result cannot be written.
     """
     try:
         if os.path.isdir(path):
@@ -50,7 +50,7 @@ def refuse_unwritable(path: str, what: str, option: str) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file whole, where links lead to; into what is none, such as a pipe, as usual.
+    """Write a file whole, following links; write to a pipe or the like as usual.
 
     Raises:
         OSError: it cannot be written.
@@ -62,7 +62,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def _is_replaced(path: str) -> bool:
-    """Whether a file takes the place of what is there; not of `/dev/stdout`, or of a pipe."""
+    """Return whether a new file replaces what is there; False for `/dev/stdout`, or a pipe."""
     return os.path.isfile(os.path.realpath(path)) or not os.path.exists(path)
 
 
@@ -79,14 +79,14 @@ def write_figures(path: str | None, figures: Mapping[str, Any]) -> None:
 
 
 def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
-    """Write figures; None writes nothing, `-` to stdout. What is not finite is null there.
+    """Write figures; None writes nothing, `-` to stdout. Numbers that are not finite are null.
 
     Raises:
         OSError: they cannot be written.
     """
     if path is None:
         return
-    # Python reads and writes Infinity and NaN, which are no JSON.
+    # Python reads and writes Infinity and NaN, which are not valid JSON.
     finite = json.loads(json.dumps(figures), parse_constant=lambda name: None)
     text = json.dumps(finite, indent=2, allow_nan=False) + "\n"
     if path == STDOUT:
@@ -98,7 +98,7 @@ def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
 def versions() -> dict[str, str]:
     """Return the versions of envmgr, Python, numpy and gymnasium, and the platform.
 
-    `hot` says whether the ordinary step in C is used, and why not.
+    `hot` says whether the ordinary step in C is used, and if not, why.
     """
     return {
         "envmgr": __version__,

@@ -32,7 +32,7 @@ from envmgr.worker.profiling import Profile
 
 TRIED_STEPS = 3
 LIMIT_S = 60.0
-"""How long a step, a reset, or the measuring of one env may take: what hangs is said to hang."""
+"""How long a step, a reset, or measuring one env may take before it is reported as a hang."""
 
 PROFILES_S = (0.3, 0.03, 0.003)
 """For how long an env is measured; the shorter times are for envs that do not live as long."""
@@ -51,13 +51,13 @@ def execute(
 
     Args:
         env: a gymnasium id, or `package.module:callable`.
-        env_num: how many.
+        env_num: how many envs.
         out: where the config goes; None names it after the env.
         allow_import: modules that the config may import.
-        arguments: of the env: `key=value`, or mappings, as YAML.
+        arguments: arguments of the env: `key=value`, or mappings, as YAML.
 
     Raises:
-        ConfigError: the file is there already, or the env cannot be named so.
+        ConfigError: the file is there already, or `env` cannot name an env.
         EnvManagerError: the env cannot be launched and stepped.
     """
     path = Path(out or f"{_slug(env)}.yaml")
@@ -90,7 +90,7 @@ def execute(
 
 
 def _where(env: str, path: Path, allow_import: Sequence[str]) -> str:
-    """Return where a config can be run whose env is in a module that lies here, not beside it."""
+    """Return where to run a config if its env's module lies here, not beside it; else ""."""
     module, colon, _ = env.partition(":")
     top, here = module.partition(".")[0], Path.cwd()
     is_here = colon and left_behind([top], here, allow_import)
@@ -129,18 +129,18 @@ def _kwargs_of(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _tried(text: str, path: Path, allow_import: Sequence[str]) -> tuple[Tried, str]:
-    """Launch what will be written, take some steps, and measure one env.
+    """Launch the config that will be written, take some steps, and measure one env.
 
     Args:
-        text: of the config.
-        path: where it will be.
-        allow_import: modules that it may import.
+        text: text of the config.
+        path: where the config will be written.
+        allow_import: modules that the config may import.
 
     Returns:
-        What was seen, and what of it failed, in words.
+        What was seen of the env, and what failed, in words.
 
     Raises:
-        EnvManagerError: it cannot be launched, or every step fails.
+        EnvManagerError: the envs cannot be launched, or every step fails.
     """
     with _beside(path, text) as file:  # what may be imported depends on where the config is
         resolved = resolve_config(file, allow_imports=allow_import or None)
@@ -183,10 +183,10 @@ def _tried(text: str, path: Path, allow_import: Sequence[str]) -> tuple[Tried, s
 
 
 def _profile(manager: EnvManager, failures: list[EnvFailure]) -> Profile:
-    """Measure one env; for a shorter time if it takes its process with it, or hangs.
+    """Measure one env; for a shorter time if it crashes its process, or hangs.
 
     Raises:
-        EnvFailure: it does so whatever the time.
+        EnvFailure: it crashes its process, or hangs, however short the time.
     """
     for seconds in PROFILES_S:
         try:
@@ -201,7 +201,7 @@ def _profile(manager: EnvManager, failures: list[EnvFailure]) -> Profile:
 
 @contextlib.contextmanager
 def _beside(path: Path, text: str) -> Iterator[str]:
-    """Keep a file with this text in the folder of another file, for a while."""
+    """Provide a temporary file with this text in the folder of another file."""
     try:
         handle, name = tempfile.mkstemp(".yaml", ".envmgr-init-", path.parent)
     except OSError as error:

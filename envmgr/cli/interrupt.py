@@ -17,19 +17,20 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Turns signals into a flag, and into a KeyboardInterrupt only where the flag goes unnoticed.
+    """A flag that signals set, with a KeyboardInterrupt only where the flag goes unnoticed.
 
     A signal handler's exception can be raised anywhere, also between a timestep's delivery
-    and its being counted. So a signal only sets `requested`; the loop of the run looks at it. Where
-    it does not for half a second, because it waits for slow envs or a slow policy, the main thread
-    gets a KeyboardInterrupt. Signals after the first, and those after `acknowledge`, do nothing.
+    and its being counted. So a signal only sets `requested`, which the loop of the run looks at. If
+    the loop does not for half a second, because it waits for slow envs or a slow policy, the main
+    thread gets a KeyboardInterrupt. Signals after the first, and those after `acknowledge`, do
+    nothing.
 
-    A context manager for the main thread. At its end the handlers that were there come back; or, if
-    the process has nothing left to do but to exit, signals are ignored from there on. Those that it
-    was told to ignore from the beginning (`nohup`) stay ignored.
+    This is a context manager for the main thread. On exit it restores the previous handlers; or, if
+    the process has nothing left to do but to exit, signals are ignored from there on. Signals that
+    the process was told to ignore from the beginning (`nohup`) stay ignored.
 
     Args:
-        last: the process exits afterwards.
+        last: whether the process exits afterwards.
     """
 
     def __init__(self, *, last: bool = False) -> None:
@@ -55,10 +56,10 @@ class Interruption:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Put the handlers back that were there, or ignore signals."""
+        """Restore the previous handlers, or ignore signals."""
         self.acknowledge()
         for number, handler in self._before.items():
-            # Not a handler of ours: Python's own end would replace that by the default again.
+            # Not a handler of ours: at exit, Python would replace that with the default again.
             signal.signal(number, signal.SIG_IGN if self._last else handler)
 
     @property
@@ -91,7 +92,7 @@ class Interruption:
             self._patience.start()
 
     def _lose_patience(self) -> None:
-        """Interrupt the main thread, also out of a wait in the kernel. Runs in the timer."""
+        """Interrupt the main thread, even in a wait in the kernel. Runs in the timer's thread."""
         with self._lock:
             if self._acknowledged or self._signal is None:
                 return

@@ -17,7 +17,7 @@ _MAX_COLUMN = 44
 
 
 def print_managers() -> None:
-    """Print a table of all kinds of managers, and what is wrong with those that cannot be had."""
+    """Print a table of all kinds of managers, and what is wrong with those that are unusable."""
     rows = []
     for key in ENV_MANAGER_REGISTRY.keys():  # noqa: SIM118 - no dict; its keys() loads entry points
         build = ENV_MANAGER_REGISTRY.get(key)

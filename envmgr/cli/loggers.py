@@ -20,29 +20,29 @@ from envmgr.reporting.files import METRICS, TENSORBOARD, WANDB
 from envmgr.untrusted import opened_itself
 
 EVERY_S = 10.0
-"""How often figures are written; and once at the end."""
+"""Seconds between two times that figures are written; they are also written once at the end."""
 
 Figure = float | list[float | None] | None
-"""A number; of rewards that are vectors, one for each component. None where nothing is known."""
+"""A number; for rewards that are vectors, one for each component. None where nothing is known."""
 
 Figures = Mapping[str, Figure]
 
 
 class Logger(ABC):
-    """Writes figures into the folder of a run."""
+    """A writer of figures into the folder of a run."""
 
     module = ""
-    """What has to be installed."""
+    """The module that has to be installed; empty if none."""
 
     environment: ClassVar[Mapping[str, str]] = {}
-    """Environment variables to set before it is imported, unless they are set already."""
+    """Environment variables to set before the module is imported, unless they are set already."""
 
     goes_on = False
     """Whether the run was resumed, so that there are figures already."""
 
     @abstractmethod
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
-        """Begin to write there.
+        """Begin to write into the folder.
 
         Raises:
             OSError: nothing can be written.
@@ -50,15 +50,15 @@ class Logger(ABC):
 
     @abstractmethod
     def log(self, figures: Figures) -> None:
-        """Write the figures of one moment; what is None is not known."""
+        """Write the figures of one moment; those that are None are not known."""
 
     @abstractmethod
     def close(self) -> None:
-        """Be done; only after `open`."""
+        """Finish writing; called only after `open`."""
 
 
 class CsvLogger(Logger):
-    """Writes `metrics.csv`, a line for each moment."""
+    """A logger that writes `metrics.csv`, with a line for each moment."""
 
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Open the file."""
@@ -86,7 +86,7 @@ class CsvLogger(Logger):
 
 
 class TensorBoardLogger(Logger):
-    """Writes event files into `tensorboard`, by tensorboardX."""
+    """A logger that writes event files into `tensorboard`, with tensorboardX."""
 
     module = "tensorboardX"
 
@@ -115,7 +115,7 @@ def _steps_of(figures: Figures) -> int:
 
 
 def _scalars(name: str, value: Figure) -> Iterator[tuple[str, float]]:
-    """Yield a figure by name, or each part of one that has several; without what is unknown."""
+    """Yield a figure with its name, or each part of one that has several; skip unknown ones."""
     if isinstance(value, list):
         for k, part in enumerate(value):
             yield from _scalars(f"{name}/{k}", part)
@@ -124,10 +124,10 @@ def _scalars(name: str, value: Figure) -> Iterator[tuple[str, float]]:
 
 
 class WandbLogger(Logger):
-    """Writes an offline run of Weights & Biases into `wandb`; nothing is sent anywhere."""
+    """A logger that writes an offline run of Weights & Biases into `wandb`; nothing is sent."""
 
     module = WANDB
-    # Even offline it would tell sentry.io that a run has begun, and what it raised.
+    # Even offline, wandb would tell sentry.io that a run has begun, and what wandb raised.
     environment: ClassVar[Mapping[str, str]] = {"WANDB_ERROR_REPORTING": "false"}
 
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -154,17 +154,17 @@ KINDS: Mapping[str, type[Logger]] = {
 
 
 class Loggers:
-    """Writes the figures of a run with each of its loggers.
+    """The loggers of a run, which write its figures.
 
     Args:
-        names: of `KINDS`.
+        names: names of loggers, as in `KINDS`.
         writes: whether the run has a folder.
 
     Attributes:
-        failures_before: of a run that was resumed, which are counted on from there.
+        failures_before: failures before the run was resumed, from which the count goes on.
 
     Raises:
-        MissingDependencyError: one is not installed.
+        MissingDependencyError: the module that a logger needs is not installed.
         ConfigError: there is nowhere to write.
     """
 
@@ -191,8 +191,8 @@ class Loggers:
         """Begin to write, or go on if the run was resumed.
 
         Args:
-            folder: of the run.
-            config: of the run.
+            folder: the folder of the run.
+            config: the config of the run.
             before: what was collected before the run was resumed; None if it was not.
 
         Raises:
@@ -208,7 +208,7 @@ class Loggers:
 
     @property
     def are_wanted(self) -> bool:
-        """Whether there are any."""
+        """Whether the run has any loggers."""
         return bool(self._loggers)
 
     def tick(self, collector: Collector, manager: EnvManager) -> None:
@@ -226,7 +226,7 @@ class Loggers:
             logger.log(figures)
 
     def end(self) -> None:
-        """Be done; idempotent."""
+        """Close all loggers; idempotent."""
         while self._open:
             self._open.pop().close()
 

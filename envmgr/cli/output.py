@@ -1,4 +1,4 @@
-"""The folder of a run: what is checked before it, and what is written when."""
+"""The folder of a run: what is checked before the run, and what is written when."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from envmgr.untrusted import opened_file, opened_itself
 from envmgr.whole_files import write_whole
 
 LOCK = "run.lock"
-"""Name of the file that is there, and locked, as long as the run goes on."""
+"""Name of the file that exists, and is locked, as long as the run goes on."""
 
 
 class RunFolder:
@@ -42,13 +42,14 @@ class RunFolder:
 
     `prepare` makes sure, before anything starts, that results can be written there, and locks the
     folder against other writers; `begin` writes the config and opens the list of episodes; `end`
-    writes the summary; `close` and `discard` end the lock.
+    writes the summary; `close` and `discard` release the lock.
 
     Args:
-        path: the folder; need not exist.
-        force: replace the results that it holds.
+        path: the folder; it need not exist.
+        force: whether to replace the results that the folder holds.
         facts: what is to be in `run.json`.
-        is_of_file: a config file has named the folder: it has to be new, empty or that of a run.
+        is_of_file: whether a config file has named the folder, which then has to be new, empty or
+            that of a run.
 
     Attributes:
         resumed: how often the run was resumed.
@@ -78,8 +79,8 @@ class RunFolder:
         """Make the folder, lock it, and check that it can take the results.
 
         Raises:
-            ConfigError: it holds results and `force` is off, or what is none of a run; another run
-                goes on there; or it cannot be made or written.
+            ConfigError: the folder holds results and `force` is off, or files that are of no run;
+                another run goes on there; or the folder cannot be made or written to.
         """
         try:
             self._make()
@@ -107,10 +108,10 @@ class RunFolder:
             raise
 
     def _refuse_what_is_of_no_run(self) -> None:
-        """Refuse a folder with files that a config file is not to have replaced, or mixed with its.
+        """Refuse files that a config file may not have replaced, or mixed with those of a run.
 
         Raises:
-            ConfigError: there are some.
+            ConfigError: there are such files.
         """
         there = sorted({*os.listdir(self.path)} - {LOCK})
         if there and not _is_of_run(self.path):
@@ -123,9 +124,9 @@ class RunFolder:
         refuse_links(self.path)
 
     def _held(self) -> list[str]:
-        """Return the names of what a run has left in the folder.
+        """Return the names of the files that a run has left in the folder.
 
-        The event files of TensorBoard are among it, which draws all that lie together as one run.
+        TensorBoard's event files are among them: it draws all that lie together as one run.
         """
         events, held = self.path / TENSORBOARD, list(RESULTS)
         if not events.is_symlink():  # what a link leads to is not ours to remove
@@ -155,8 +156,9 @@ class RunFolder:
         if self._force:
             for name in self._held():
                 (self.path / name).unlink(missing_ok=True)
-        # Exclusively: of two runs of this process, which the lock lets in, one fails. Unbuffered: a
-        # line is with the system as soon as it is written, whatever becomes of this process.
+        # Exclusively: of two runs in this process, which the lock both lets in, one fails.
+        # Unbuffered: the system has a line as soon as it is written, whatever becomes of this
+        # process.
         self._episodes = io.FileIO(self.path / EPISODES, "x")
         self._begun = True
         self._written = [self.path / name for name in RESULTS]
@@ -223,10 +225,10 @@ class RunFolder:
 
 
 def refuse_links(path: Path) -> None:
-    """Refuse a folder with results that lead elsewhere, where more would be written.
+    """Refuse a folder with results that are links: more would be written to where they lead.
 
     Raises:
-        UnreadableRunError: one is a link, or a file is none.
+        UnreadableRunError: one of the results is a link, or one that has to be a file is not.
     """
     for name in (*RESULTS, VIDEOS, TENSORBOARD, WANDB):
         place = path / name
@@ -265,8 +267,8 @@ def _is_of_run(path: Path) -> bool:
 class RunLock:
     """A file in the folder of a run, locked by the process that writes there.
 
-    The lock is that of the process (`lockf`): it goes with it, however it ends, and workers that
-    were forked from it do not keep it. Within one process it keeps nobody out.
+    The lock belongs to the process (`lockf`): it ends with the process, however that ends, and
+    workers that were forked from it do not keep the lock. Within one process it keeps nobody out.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -274,10 +276,10 @@ class RunLock:
         self._file: io.FileIO | None = None
 
     def take(self) -> bool:
-        """Take the lock; False if another process has it.
+        """Take the lock; return False if another process has it.
 
         Raises:
-            OSError: the file cannot be written, or is none of envmgr's.
+            OSError: the file cannot be written, or is not one of envmgr's.
         """
         while True:
             file = io.FileIO(self._path, "a", opener=_opened_for_lock)
@@ -299,7 +301,7 @@ class RunLock:
             file.close()  # the one that had it removed the file meanwhile
 
     def release(self) -> None:
-        """Remove the file and let go of it; idempotent."""
+        """Remove the file and release the lock; idempotent."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -308,7 +310,7 @@ class RunLock:
 
 
 def _opened_for_lock(path: str, flags: int) -> int:
-    """Open the file of a lock: for this user alone, as who can read it can lock it, too."""
+    """Open the file of a lock for this user alone: whoever can read it can lock it, too."""
     flags |= os.O_NONBLOCK  # a pipe is not waited for
     return opened_itself(path, flags, 0o600)
 
@@ -317,8 +319,8 @@ def locked(path: Path) -> RunLock:
     """Lock the folder of a run against other writers.
 
     Raises:
-        ConfigError: another process writes there, the folder cannot be written, or it has files of
-            others where envmgr's are to be.
+        ConfigError: another process writes there, the folder cannot be written to, or it has files
+            of others where envmgr's have to be.
     """
     lock = RunLock(path)
     try:
@@ -341,10 +343,10 @@ def locked(path: Path) -> RunLock:
 
 
 def _refuse_process(path: Path) -> None:
-    """Refuse a `process.json` that is not to be replaced, and removed at the end of the run.
+    """Refuse a `process.json` that a run may not replace, and remove at its end.
 
     Raises:
-        ConfigError: it is none of envmgr's, or names a process that is alive.
+        ConfigError: it is not one of envmgr's, or names a process that is alive.
     """
     if not os.path.lexists(path / PROCESS):
         return

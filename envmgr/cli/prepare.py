@@ -1,4 +1,4 @@
-"""From the options of `envmgr run` to what a run needs, before anything starts."""
+"""Makes of the options of `envmgr run` what a run needs, before anything starts."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from envmgr.errors import ConfigError
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `envmgr run` was told.
+    """The options of `envmgr run`.
 
     Attributes:
         config: path of the config file.
         overrides: `section.key=value`, in order.
         allowed: what the config may do, by the names of the lists in `allow_list`.
         steps: timesteps to collect, in place of what the config says.
-        episodes: likewise.
-        seed: in place of `manager.seed`.
-        trace: in place of `manager.trace`.
+        episodes: episodes to collect, likewise.
+        seed: the seed, in place of `manager.seed`.
+        trace: path of the timeline, in place of `manager.trace`.
         output: folder for the results; None: that of the config, or a new one.
-        force: replace results.
+        force: whether to replace results.
         write: whether to write files.
-        traceback: show the tracebacks of envs.
-        resume: the folder of a run that goes on; `config` is then the one in it.
+        traceback: whether to show the tracebacks of envs.
+        resume: the folder of the run to resume; `config` is then the one in that folder.
     """
 
     config: str
@@ -52,10 +52,10 @@ class RunOptions:
     resume: str | None = None
 
     def resolve(self) -> ResolvedConfig:
-        """Return the config, with the overrides, those with options of their own last.
+        """Return the config with its overrides applied, those with options of their own last.
 
         Raises:
-            ConfigError: it cannot be read, or something in it is wrong.
+            ConfigError: the config cannot be read, or something in it is wrong.
         """
         overrides = list(self.overrides)
         if self.steps is not None:
@@ -85,7 +85,7 @@ def goal_of(resolved: ResolvedConfig, options: str = "--steps N or --episodes N"
         options: which options of the command say it, for the error.
 
     Raises:
-        ConfigError: nothing says when it ends.
+        ConfigError: nothing says when the run ends.
     """
     collect, manager = resolved.values.collect, resolved.values.manager
     if collect.steps is not None:
@@ -101,11 +101,11 @@ def goal_of(resolved: ResolvedConfig, options: str = "--steps N or --episodes N"
 
 
 def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None:
-    """Return the folder for the results, ready to be written; None if nothing is.
+    """Return the folder for the results, ready to be written to; None if nothing is written.
 
     Raises:
-        ConfigError: it holds results, or cannot be written.
-        UnreadableRunError: the run to resume cannot be.
+        ConfigError: the folder holds results, or cannot be written to.
+        UnreadableRunError: the run that is to be resumed cannot be resumed.
     """
     if options.resume is not None:
         resumed = ResumedFolder(Path(options.resume))
@@ -122,7 +122,7 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
     # Local time: it is for people, who look for the run of this afternoon.
     now = datetime.now().astimezone()
     path = Path(given).expanduser() if given else default_path(options.config, now)
-    # A name that is no text, which JSON cannot hold, is shown as Python shows it.
+    # JSON cannot hold a name that is not valid text; such a name is escaped as Python shows it.
     config = os.fsencode(os.path.abspath(options.config)).decode(errors="backslashreplace")
     facts = RunFacts(config, now.isoformat(timespec="seconds"))
     folder = RunFolder(path, force=options.force, facts=facts.as_json(), is_of_file=is_of_file)

@@ -43,18 +43,18 @@ class Goal:
 
 
 Extra = Callable[[], list[str]]
-"""Returns further figures to show."""
+"""A function that returns further figures to show."""
 
 
 class Progress(ABC):
-    """Shows how a collection is getting on, between `start` and `stop`.
+    """A display of how a collection is getting on, between `start` and `stop`.
 
     Args:
         goal: what is to be collected.
-        extra: figures besides those of the collection.
+        extra: returns figures besides those of the collection.
 
     Attributes:
-        failures_before: of a run that was resumed, which are counted on from there.
+        failures_before: failures before the run was resumed, from which the count goes on.
     """
 
     def __init__(self, goal: Goal, extra: Extra | None = None) -> None:
@@ -78,14 +78,14 @@ class Progress(ABC):
 
     @abstractmethod
     def log(self, line: str) -> None:
-        """Show a line of its own."""
+        """Show a line apart from the progress."""
 
     def stop(self) -> None:
         """Show nothing more."""
         self._collector = None
 
     def _sample(self, now: float) -> None:
-        """Keep what the rate is computed from: where things stood in the latest seconds."""
+        """Keep what the rate is computed from: the step counts of the latest seconds."""
         if self._collector is None or now < self._next_sample:
             return
         self._next_sample = now + _SAMPLE_EVERY_S
@@ -94,7 +94,7 @@ class Progress(ABC):
             self._samples.popleft()
 
     def _rate(self, now: float) -> float:
-        """Steps per second of the latest seconds."""
+        """Return the steps per second over the latest seconds."""
         if self._collector is None:
             return 0.0
         then, steps = self._samples[0]
@@ -174,7 +174,7 @@ class LiveProgress(Progress):
             self._live.start()
 
     def tick(self) -> None:
-        """Nothing to do: the thread looks for itself."""
+        """Do nothing: the thread reads the figures itself."""
 
     def log(self, line: str) -> None:
         """Print a line above the display."""
@@ -218,8 +218,8 @@ def make_progress(goal: Goal, extra: Extra | None = None, *, shows: bool = True)
 
     Args:
         goal: what is to be collected.
-        extra: figures besides those of the collection.
-        shows: on stdout; else only what goes to stderr is.
+        extra: returns figures besides those of the collection.
+        shows: whether to print to stdout; if not, only lines for stderr are printed.
     """
     console = wide_console()
     if not shows:
@@ -236,14 +236,14 @@ def _duration(seconds: float) -> str:
 
 
 class LogLines(logging.Handler):
-    """Shows what envmgr logs as one line each: of the stacks of envs, the innermost call.
+    """A handler that shows each log message as a line; of envs' stacks, the innermost call.
 
-    What the run will end with is left to the end: failures during the launch, and the error that
+    It leaves out what the run reports when it ends: failures during the launch, and the error that
     says that the budget of failures is spent.
 
     Args:
-        traceback: show whole messages.
-        failures: show failures of envs, too.
+        traceback: whether to show whole messages.
+        failures: whether to show failures of envs, too.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 @contextlib.contextmanager
 def doing(shows: bool = True) -> Iterator[Callable[[str], None]]:
-    """Show on terminals what is being done, and no logs; yields the function that says it."""
+    """Show on terminals what is being done, and no logs; yield the function to say it with."""
     console = wide_console()
     with logging_to(logging.NullHandler()):
         if not shows or not sys.stdout.isatty() or console.is_dumb_terminal:

@@ -24,20 +24,21 @@ _BEGINNING = b'{"envmgr_report"'
 """What the figures of a report begin with."""
 
 _OF_THE_RUN = {*RESULTS, PROCESS} - {PAGE, FIGURES}
-"""What a report does not replace in the folder of a run."""
+"""The files in the folder of a run that a report does not replace."""
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write the report of a run, and its figures beside it; return where the page is.
 
     Args:
-        folder: of the run; or an episode log.
-        out: the page; None: `report.html` in the folder, or beside a log, with its name.
+        folder: the folder of the run, or an episode log.
+        out: path of the page; None means `report.html` in the folder, or for a log a file beside it
+            with its name.
 
     Raises:
-        UnreadableRunError: nothing can be read of it.
-        ConfigError: it would replace what it reports on.
-        OSError: it cannot be written.
+        UnreadableRunError: nothing of the run can be read.
+        ConfigError: the report would replace what it reports on.
+        OSError: the report cannot be written.
     """
     run = read_run(folder)
     figures = figures_of(run)
@@ -51,7 +52,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def _refuse_others(page: Path) -> None:
-    """Refuse to replace what is no report, where only the name of a log says where it goes.
+    """Refuse to replace a file that is not a report, if the page is only named after a log.
 
     Raises:
         ConfigError: there is such a file.
@@ -90,14 +91,14 @@ def _write(
 
 
 def execute(folders: Sequence[str], out: str | None) -> Path:
-    """Write a report of a run, or of several that compares them; return where the page is.
+    """Write a report of one run, or one that compares several; return where the page is.
 
     Args:
-        folders: of the runs, or episode logs.
-        out: the page; None: as `write_report`, or of several `comparison.html`.
+        folders: folders of the runs, or episode logs.
+        out: path of the page; None: as for `write_report`, or `comparison.html` for several runs.
 
     Raises:
-        UnreadableRunError: nothing can be read of one of them.
+        UnreadableRunError: nothing of one of the runs can be read.
         ConfigError: the report cannot be written, or would replace what it reports on.
     """
     try:

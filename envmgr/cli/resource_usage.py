@@ -1,7 +1,7 @@
-"""What the trainer and its workers have used during a run, as the system counts it (Linux).
+"""The time that trainer and workers have used during a run, as the system counts it (Linux).
 
-And what that says of the number of workers, in one line at the end of `envmgr run`: nothing unless
-the figures of the run leave no other explanation (docs/decisions/0032).
+Advice on the number of workers follows from it, in one line at the end of `envmgr run`: there is
+none unless the figures of the run leave no other explanation (docs/decisions/0032).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class _Reading(NamedTuple):
 
 
 class UsageMeter:
-    """Reads what a run has used, at two moments; between them it costs nothing.
+    """A meter that reads what a run has used at two moments; between them it costs nothing.
 
     Args:
-        manager: launched.
+        manager: the launched manager.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class UsageMeter:
 
 
 def times_of(pid: int) -> tuple[float, float]:
-    """Return seconds that a process has computed, and those it was queued for a core."""
+    """Return for how many seconds a process has computed, and was queued for a core."""
     return cpu_s_of(pid), queued_s_of(pid)
 
 
@@ -88,42 +88,42 @@ MUCH = 1.5
 """How many times as fast another setting has to be to be worth a line."""
 
 LEAST_S, LEAST_STEPS = 1.0, 500
-"""What a run has to have done before its figures count."""
+"""How long, and how many steps, a run has to take before its figures count."""
 
 _BUSY = 0.6
-"""The part of all cores that is in use where nothing but computing limits a run."""
+"""The share of all cores that is in use where nothing but computing limits a run."""
 
 _IDLE = 0.2
-"""The part of a core that workers and trainer use, each, where a run waits for its envs."""
+"""The share of a core that each worker, and the trainer, uses where a run waits for its envs."""
 
 _QUEUED = 0.05
-"""The part of the time for which workers may have been kept waiting for a core."""
+"""The share of the time for which workers may have been kept waiting for a core."""
 
 _CHEAP_S = 60e-6
-"""What a step costs a worker of its own at most where sharing is worth a line: of so little, much
-is being woken."""
+"""The most that a step costs a worker with one env where sharing is worth a line: much of so short
+a time is being woken."""
 
 _KEPT = 0.6
-"""The part of what trainer and workers compute that is there still when workers are shared. It is
-less in truth: docs/benchmarks."""
+"""The share of what trainer and workers compute that remains when workers are shared. The true
+share is smaller: docs/benchmarks."""
 
 _BATCH_S = 20e-6
-"""What a call of `step` costs at most, whatever is in it; added to be on the safe side."""
+"""The most that a call of `step` costs, whatever is in it; added to be on the safe side."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run has used. Times in seconds, of all workers together.
+    """What a run has used. Times are in seconds; those of workers are of all workers together.
 
     Attributes:
-        is_plain: in worker processes, without spares.
-        n_workers: workers that there were.
-        cores: that may be used.
-        wall_s: in so much time.
+        is_plain: whether the envs run in worker processes, without spares.
+        n_workers: number of workers that there were.
+        cores: number of cores that may be used.
+        wall_s: how long all this took.
         trainer_s: time that the trainer's process computed, all of it.
         workers_s: time that workers computed.
-        queued_s: time that they were ready to compute and had no core.
-        policy_waits: the policy may have waited for something.
+        queued_s: time that workers were ready to compute and had no core.
+        policy_waits: whether the policy may have waited for something.
     """
 
     is_plain: bool
@@ -150,13 +150,13 @@ def advice_of(usage: Usage) -> str:
 
 
 def _advice_to_share(usage: Usage) -> str:
-    """Judge workers with one env each, more than cores, that do little but wake and be woken."""
+    """Judge more workers than cores, with one env each, that do little but wake and be woken."""
     worker_s = usage.workers_s / usage.steps
     if worker_s > _CHEAP_S:
         return ""
     if usage.trainer_s + usage.workers_s < _BUSY * usage.cores * usage.wall_s:
         return ""  # something else limits it: envs that wait, or other programs
-    # A batch has the trainer's part, and then that of the workers, which share the cores.
+    # A batch takes the trainer's time, and then that of the workers, which share the cores.
     kept_s = _KEPT * (usage.trainer_s / usage.steps + worker_s / usage.cores)
     factor = usage.wall_s / usage.steps / (kept_s + _BATCH_S / usage.env_num)
     if factor < MUCH:
@@ -168,7 +168,7 @@ def _advice_to_share(usage: Usage) -> str:
 
 
 def _advice_to_spread(usage: Usage) -> str:
-    """Judge workers that share envs which wait: each then waits for its neighbours, too."""
+    """Judge workers with several envs that wait: each env then waits for its neighbours, too."""
     wall_s = usage.wall_s
     is_idle = (
         usage.workers_s < _IDLE * usage.n_workers * wall_s

@@ -1,6 +1,6 @@
 """`envmgr run --resume`: what an interrupted or killed run has collected, and what is left to do.
 
-The folder of a run has all that the rest needs: `config.yaml` with every key, limits included;
+The folder has all that the rest of the run needs: `config.yaml` with every key, limits included;
 `episodes.jsonl`, a line for each episode that counts; and `run.json`, which says when the run was
 begun, and when it was resumed. Timesteps of episodes that had not ended are lost with the kill.
 """
@@ -52,13 +52,13 @@ from envmgr.reporting.files import (
 from envmgr.untrusted import opened_file, opened_itself
 
 UNKNOWN = "unknown"
-"""Kind of the failures of a part that was killed: only how many there were is written meanwhile."""
+"""Kind of the failures of a killed part of a run: until its end, only their number is written."""
 
 _RESUMED = 0x4E5
 """Keeps the seeds of resumed runs distinct from all others that follow from a seed."""
 
 _LARGEST_FILE = 1 << 26
-"""More is not read of a file, nor of a line."""
+"""The most bytes that are read of a file, or of a line."""
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -81,7 +81,7 @@ class _Line(msgspec.Struct, gc=False, frozen=True):
     returned: float | list[float | None] | None = msgspec.field(name="return")
 
     def record(self) -> EpisodeRecord:
-        """Return the record that was written; what was not finite is NaN."""
+        """Return the record that was written; numbers that were not finite are NaN."""
         found = msgspec.structs.asdict(self)
         returned = found.pop("returned")
         parts = returned if isinstance(returned, list) else [returned]
@@ -94,12 +94,12 @@ class _Line(msgspec.Struct, gc=False, frozen=True):
 
 
 class RunFacts(msgspec.Struct):
-    """What is in `run.json`.
+    """The content of `run.json`.
 
     Attributes:
-        version: of the format.
+        version: version of the format.
         config: path of the config that the run was begun with.
-        began_at: when.
+        began_at: when the run was begun.
         resumed: how often and when it was resumed.
     """
 
@@ -109,21 +109,21 @@ class RunFacts(msgspec.Struct):
     resumed: Resumptions = msgspec.field(default_factory=list)
 
     def as_json(self) -> bytes:
-        """Return it as the text of the file."""
+        """Return the facts as the text of the file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
 @dataclass
 class Earlier:
-    """What there is of a run that is resumed.
+    """What is known of a run from before it is resumed.
 
     Attributes:
-        statistics: of all episodes that ended; their timesteps only.
-        failures: until now.
-        sample: the latest one; None if there is none.
-        seeds: those that its envs have been launched with, as far as episodes say.
+        statistics: statistics of all episodes that ended, with their timesteps only.
+        failures: failures until now.
+        sample: the latest sample; None if there is none.
+        seeds: seeds that its envs have been launched with, as far as episodes say.
         episodes_bytes: where the last whole line of the episodes ends.
-        samples_bytes: likewise, of the samples.
+        samples_bytes: likewise, for the samples.
     """
 
     facts: RunFacts
@@ -141,7 +141,7 @@ class Earlier:
         and that no env of the run had before.
 
         Args:
-            seed: of the config.
+            seed: `manager.seed` of the config.
             env_num: how many envs there are.
         """
         if isinstance(seed, Mapping):
@@ -151,7 +151,7 @@ class Earlier:
         return self._other(seed, env_num)
 
     def _other(self, seed: int | None, n_envs: int) -> int | None:
-        """Return another seed; it and those that follow it go to so many envs."""
+        """Return another seed; `n_envs` envs get it and the numbers that follow it."""
         if seed is None:
             return None
         nth = len(self.facts.resumed) + 1
@@ -163,7 +163,7 @@ class Earlier:
         raise AssertionError("unreachable")
 
     def count_in(self, stats: Mapping[str, Any]) -> dict[str, Any]:
-        """Return figures of a manager with what the run had counted before it was resumed."""
+        """Return a manager's figures plus what the run had counted before it was resumed."""
         before, found = self.failures, dict(stats)
         by_kind = Counter(before.by_kind) + Counter(stats.get("failures_by_kind", {}))
         by_env = Counter(before.by_env) + Counter(stats.get("failures_by_env", {}))
@@ -187,11 +187,11 @@ class ResumedFolder(RunFolder):
         self._seed: Any = None
 
     def prepare(self) -> None:
-        """Read what is there, and lock it against other writers.
+        """Read what is in the folder, and lock it against other writers.
 
         Raises:
-            UnreadableRunError: it is no folder of a run, not whole, or parts of it are links.
-            ConfigError: the run is complete, or goes on; or the folder cannot be written.
+            UnreadableRunError: it is not the folder of a run, not whole, or parts of it are links.
+            ConfigError: the run is complete, or goes on; or the folder cannot be written to.
         """
         refuse_no_run(self.path)
         self._lock = locked(self.path)
@@ -204,13 +204,13 @@ class ResumedFolder(RunFolder):
         self.resumed = len(self.earlier.facts.resumed) + 1
 
     def prepare_seed(self, resolved: ResolvedConfig) -> None:
-        """Have the envs, and the policy, begin with other seeds than those that were used."""
+        """Have the envs and the policy begin with other seeds than the run has used so far."""
         cfg = resolved.values.manager
         self._seed = self.earlier.seed_of_rest(to_plain(cfg.seed), cfg.env_num or 1)
         cfg.seed = self._seed
 
     def begin(self, config_yaml: str) -> None:
-        """Note that the run was resumed, drop what is half written, and go on with the lists.
+        """Record that the run was resumed, drop half-written lines, and go on with the lists.
 
         Raises:
             OSError: they cannot be written.
@@ -230,7 +230,7 @@ class ResumedFolder(RunFolder):
         self._write_process()
 
     def discard(self) -> None:
-        """Let go of the folder: it is as it was."""
+        """Release the folder, and leave it as it was."""
         self.close()
 
 
@@ -241,7 +241,7 @@ def left_to_collect(
 
     Args:
         goal: the section `collect` of its config.
-        collected: until now, before it was resumed, too.
+        collected: what was collected until now, also before the run was resumed.
 
     Returns:
         None for what has no limit.
@@ -252,10 +252,10 @@ def left_to_collect(
 
 
 def refuse_no_run(path: Path) -> None:
-    """Refuse to resume what is no run, or is complete.
+    """Refuse to resume a folder that is not of a run, or is of a complete one.
 
     Raises:
-        UnreadableRunError: it is no folder of a run.
+        UnreadableRunError: it is not the folder of a run.
         ConfigError: the run is complete.
     """
     where = str(path)
@@ -279,10 +279,10 @@ def refuse_no_run(path: Path) -> None:
 
 
 def _open_at(path: Path, end: int) -> io.FileIO:
-    """Open a file to append, cut to where its last whole line ends.
+    """Open a file to append to, cut off where its last whole line ends.
 
     Raises:
-        OSError: it cannot be written; or it is a link, which would have another file cut.
+        OSError: it cannot be written; or it is a link, so that another file would be cut.
     """
     file = io.FileIO(path, "a", opener=opened_itself)
     if os.fstat(file.fileno()).st_size > end:
@@ -295,10 +295,10 @@ def _open_at(path: Path, end: int) -> io.FileIO:
 
 
 def read_earlier(path: Path) -> Earlier:
-    """Return what there is of a run, for the rest of it.
+    """Return what is known of a run so far, to go on with it.
 
     Raises:
-        UnreadableRunError: a file of it is not whole.
+        UnreadableRunError: a file of the run is not whole.
     """
     try:
         return _read_earlier(path)
@@ -346,10 +346,10 @@ def _read_earlier(path: Path) -> Earlier:
 
 
 def _whole_lines(path: Path, kind: type[Any]) -> Iterator[tuple[Any, int]]:
-    """Yield the lines of a file, and where each ends; what is half written at its end is left out.
+    """Yield the lines of a file, and where each ends; a half-written last line is left out.
 
     Raises:
-        UnreadableRunError: a line cannot be read, and is no half of one: its end is there.
+        UnreadableRunError: a line cannot be read although it is not half-written: its end is there.
         OSError: the file cannot be read, or is a link.
     """
     end = 0
@@ -382,7 +382,7 @@ def _summary_in(path: Path) -> dict[str, Any] | None:
 def _failures_until_now(
     earlier: Earlier, by_env: Mapping[int, int], summary: Mapping[str, Any] | None
 ) -> Failures:
-    """Return the failures of all parts: as the summary has them, else as far as they are known."""
+    """Return the failures of all parts: from the summary, or else as far as they are known."""
     if summary is not None:
         with contextlib.suppress(*_UNREADABLE, KeyError, TypeError):
             stats = summary["stats"]
@@ -410,11 +410,11 @@ def refuse_changes(config: Path, resolved: ResolvedConfig) -> None:
     """Refuse to resume a run with other settings than those that it was begun with.
 
     Args:
-        config: the one in its folder.
-        resolved: the same, with what `--set` says.
+        config: path of the config in the folder of the run.
+        resolved: the same config, with what `--set` says.
 
     Raises:
-        ConfigError: a setting is another one; or the run ends by `manager.episode_num`.
+        ConfigError: a setting differs; or the run ends by `manager.episode_num`.
     """
     given = read_config_file(config)
     for section, values in to_plain(resolved.values).items():
@@ -446,11 +446,12 @@ def command_with_modules(
 
     Args:
         path: the folder of the run.
-        overrides: what the command was told with `--set`.
-        allowed: and with the options of `allow_list`, by the names of its lists.
+        overrides: what the command was given with `--set`.
+        allowed: what it was given with the options of `allow_list`, by the names of its lists.
 
     Returns:
-        Empty if the run names none that are there and cannot be imported from here.
+        The command; empty if the run names no modules that are there and cannot be imported from
+        here.
     """
     try:
         facts = _facts_of(path)
@@ -478,8 +479,8 @@ def resuming_command(
 
     Args:
         path: the folder of the run.
-        overrides: what it was told with `--set`; said again if a file may not set all of it.
-        allowed: and with the options of `allow_list`, by the names of its lists.
+        overrides: what the run was given with `--set`; repeated if a file may not set all of it.
+        allowed: what it was given with the options of `allow_list`, by the names of its lists.
     """
     with contextlib.suppress(ConfigError, OSError):
         resolve_config_of_run(str(path / CONFIG), (), allowed)

@@ -44,14 +44,14 @@ from envmgr.texts import counted
 from envmgr.untrusted import plain
 
 _MOST_STACKS = 3
-"""So many are printed with what the run fails with: as many as causes of a launch that failed."""
+"""How many stacks are printed with a run's error: as many as causes of a launch that failed."""
 
 
 def execute(options: RunOptions, interruption: Interruption) -> int:
     """Run a config and return the exit code. Prints what happens.
 
     Args:
-        options: what the command was told.
+        options: the options of the command.
         interruption: says when to end early.
 
     Raises:
@@ -100,10 +100,10 @@ def _measured(options: RunOptions) -> ResolvedConfig:
 
 @contextlib.contextmanager
 def _writing_results() -> Iterator[None]:
-    """Write results: not everything that the system refuses during a run is theirs.
+    """Let the body write results; an `OSError` elsewhere in a run is not about them.
 
     Raises:
-        EnvManagerError: they cannot be written.
+        EnvManagerError: the results cannot be written.
     """
     try:
         yield
@@ -115,8 +115,8 @@ class _Run(Attempt):
     """One run, ready to be launched.
 
     Attributes:
-        folder: of the results, prepared; None writes nothing.
-        loggers: write figures into it.
+        folder: the folder for the results, prepared; None writes nothing.
+        loggers: the loggers that write figures into the folder.
     """
 
     folder: RunFolder | None = None
@@ -312,7 +312,7 @@ class _Run(Attempt):
         return str(folder.path)
 
     def _write_report(self, folder: RunFolder) -> None:
-        """Write the report. A run without one has not failed."""
+        """Write the report; a run whose report cannot be written has not failed."""
         try:
             write_report(folder.path)
         except Exception as error:

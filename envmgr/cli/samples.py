@@ -22,20 +22,20 @@ from envmgr.untrusted import opened_itself
 
 EVERY_S = 1.0
 _OF_THE_RUN = 500.0
-"""From so many samples on, the time between two is the time of the run divided by this."""
+"""After this many samples, the time between two is the time of the run divided by this number."""
 
 _RESTS = 100.0
-"""For so many times as long as a sample took, no other sample follows."""
+"""After a sample, none is taken for this many times as long as that sample took."""
 
 
 class Samples:
-    """Appends lines to `samples.jsonl`, from the thread that steps the envs.
+    """The samples of a run, appended to `samples.jsonl` by the thread that steps the envs.
 
     Args:
-        folder: of the run; None writes nothing.
-        collector: of the run.
-        manager: launched.
-        before: the latest sample of a run that is resumed, of which the counts go on; None if
+        folder: the folder of the run; None writes nothing.
+        collector: the collector of the run.
+        manager: the launched manager.
+        before: the latest sample of a run that is resumed, whose counts go on from there; None if
             there is none.
         goes_on: whether the run is resumed, so that the file is there already.
 
@@ -66,7 +66,7 @@ class Samples:
         self.tick()
 
     def tick(self) -> None:
-        """Write a line if it is time for one; after each gather."""
+        """Write a line if it is time for one; called after each gather."""
         if monotonic() >= self._due_s:
             self.take()
 
@@ -84,7 +84,7 @@ class Samples:
         self._due_s = now + pause_s
 
     def end(self) -> None:
-        """Write the last line, and be done."""
+        """Write the last line, and close the file."""
         self.take()
         if self._file is not None:
             self._file.close()
@@ -128,11 +128,11 @@ _SUMS = (
     "workers_cpu_s",
     "workers_queued_s",
 )
-"""What a resumed run counts anew."""
+"""The fields that a resumed run counts from zero again."""
 
 
 def _added(sample: Sample, before: Sample) -> Sample:
-    """Return a sample with what was counted before the run was resumed."""
+    """Return a sample plus what was counted before the run was resumed."""
     sums = {}
     for name in _SUMS:
         one, more = getattr(sample, name), getattr(before, name)
@@ -158,12 +158,12 @@ def total_s(stats: Mapping[str, Any], kind: str) -> float | None:
 
 
 class _WorkersUsage:
-    """Adds up what workers have used, also those that others have replaced meanwhile.
+    """The sum of what workers have used, including those that were replaced meanwhile.
 
     Attributes:
-        alive_s: seconds that there were workers, of all together, between looks.
-        cpu_s: seconds that they have computed; None where the system does not say.
-        queued_s: seconds that they were queued for a core; likewise.
+        alive_s: seconds that workers were alive between looks, summed over all of them.
+        cpu_s: seconds that workers have computed; None where the system does not say.
+        queued_s: seconds that workers were queued for a core; likewise.
     """
 
     def __init__(self) -> None:

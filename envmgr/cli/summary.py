@@ -37,16 +37,16 @@ def summary_of(
     about: Mapping[str, Any],
     earlier: Earlier | None = None,
 ) -> dict[str, Any]:
-    """Return the summary of a run as values that JSON holds.
+    """Return the summary of a run as JSON-compatible values.
 
     Args:
-        collector: what was collected; None if it had not begun.
-        manager: closed.
+        collector: the collector of the run; None if collecting had not begun.
+        manager: the manager, closed.
         ending: how the run ended.
-        error: why, unless it is done.
+        error: why it ended so, unless it is done.
         states: how many envs were in each state before they were closed.
         about: what was run.
-        earlier: what there was of a run that was resumed.
+        earlier: what is known from before the run was resumed; None if it was not.
     """
     if collector is not None:
         statistics = collector.statistics

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from envmgr.collect import CollectStatistics
 
 _UNBOUNDED = 10_000
-"""Columns where nothing is a terminal: lines are as long as they need to be."""
+"""Columns where stdout is not a terminal: lines are as long as they need to be."""
 
 
 def paragraph(error: BaseException) -> str:
-    """Return what an error says as one paragraph: of the stacks of envs, the innermost call."""
+    """Return an error's message as one paragraph; of envs' stacks, it has the innermost call."""
     return " ".join(_without_stacks(error).split()) or type(error).__name__
 
 
@@ -40,11 +40,11 @@ _STACKS = {
     "stderr_tail": "The end of its stderr:",
     "stacks": "Where it was:",
 }
-"""Attributes of failures that have stacks, and what stands before them in the messages."""
+"""Attributes of failures that have stacks, and the lines before these stacks in messages."""
 
 
 def _without_stacks(error: BaseException) -> str:
-    """Return what an error says, with places in place of stacks."""
+    """Return an error's message, with places as of `place_text` instead of stacks."""
     text = str(error)
     for failure in _failures_in(error):
         place = place_text(failure)
@@ -55,10 +55,10 @@ def _without_stacks(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return what an error says to who gave a command: lines of their own for several envs.
+    """Return an error's message for the user of a command, with a line for each of several envs.
 
-    What only code can do about it is left out; of the stacks of a crash, the innermost frames are
-    there.
+    Advice that only code can follow is left out; of the stacks of a crash, the innermost frames are
+    kept.
     """
     if isinstance(error, FailuresExhaustedError) and error.exceeded:
         return (
@@ -87,7 +87,7 @@ def _crash_text(error: BaseException | None) -> str:
 
 
 _CRASH_LINES, _CRASH_LINE = 6, 120
-"""So much of the stacks of a crash is shown: lines, and characters of each."""
+"""How much of the stacks of a crash is shown: lines, and characters of each line."""
 
 
 _FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+)(?P<comma>,?) in (?P<name>.+)')
@@ -97,8 +97,8 @@ _OF_PYTHON = sysconfig.get_path("stdlib") + os.sep
 def place_text(failure: EnvFailure) -> str:
     """Return `at game.py:15 in simulate` for an env that hung, or that ended its process.
 
-    That is the innermost call of the thread that ran the env, where there is one outside of
-    Python's own library; empty if nothing is known.
+    That is the innermost call of the thread that ran the env: one outside of Python's own library,
+    if there is any. The text is empty if nothing is known.
     """
     stacks = failure.stacks if isinstance(failure, EnvTimeout) else ""
     if isinstance(failure, EnvCrash):
@@ -141,12 +141,12 @@ def stacks_in(error: BaseException) -> list[str]:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print what may be of files or envs, with escapes for what would command a terminal.
+    """Print text that may come from files or envs; escape what would control the terminal.
 
     Args:
         text: what to print; see `untrusted.plain`.
-        err: on stderr.
-        nl: with an end of line.
+        err: whether to print to stderr.
+        nl: whether to end with a newline.
     """
     import click
 
@@ -154,9 +154,9 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def wide_console() -> Console:
-    """Return a console for stdout: as wide as the terminal, or unbounded where it is none.
+    """Return a console for stdout: as wide as the terminal, or unbounded if it is not one.
 
-    Colours only on terminals, and not if NO_COLOR is set.
+    It has colours only on terminals, and not if NO_COLOR is set.
     """
     from rich.console import Console
 
@@ -166,7 +166,7 @@ def wide_console() -> Console:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table; its cells are plain text, with escapes as `echo` has them."""
+    """Return a table; its cells are plain text, escaped as by `echo`."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -208,7 +208,7 @@ def failures_text(stats: Mapping[str, Any]) -> str:
 
 
 def episodes_text(statistics: CollectStatistics) -> str:
-    """Return `5 episodes` of those that count, and `5 episodes, 2 abnormal ones` if some failed."""
+    """Return `5 episodes` for those that count, or `5 episodes, 2 abnormal ones` if some failed."""
     text, n_abnormal = counted(statistics.episodes, "episode"), statistics.abnormal_episodes
     return f"{text}, {counted(n_abnormal, 'abnormal one')}" if n_abnormal else text
 
@@ -219,7 +219,7 @@ def states_text(states: Mapping[str, int]) -> str:
 
 
 def load_text() -> str:
-    """Return how busy the machine was in the last minute, beside its cores."""
+    """Return how busy the machine was in the last minute, with its number of cores."""
     try:
         busy = f"{os.getloadavg()[0]:.1f}"
     except OSError:

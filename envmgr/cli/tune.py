@@ -1,4 +1,4 @@
-"""`envmgr tune`: the setting of a config that steps its envs fastest here."""
+"""`envmgr tune`: find the setting of a config that steps its envs fastest on this machine."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def execute(
     force: bool,
     json_file: str | None,
 ) -> int:
-    """Tune a config, print what came of it, and return the exit code.
+    """Tune a config, print the result, and return the exit code.
 
     Args:
         config: path of the config file.
         overrides: `section.key=value`, in order.
         allowed: what the config may do, by the names of the lists in `allow_list`.
-        seconds: about how long it may take.
+        seconds: about how long the tuning may take.
         kinds: registry keys to try, separated by commas; empty for those with workers.
         out: where the tuned config goes; None prints it.
-        force: replace that file.
+        force: whether to replace that file.
         json_file: where the figures go; None writes none.
 
     Raises:
@@ -75,7 +75,7 @@ def execute(
     shows = json_file != STDOUT
     tuned = _tuned(resolved, factories, seconds, listed(kinds), shows)
     text = _tuned_text(resolved.text, overrides, tuned)
-    # Files first: what stdout goes into may be full.
+    # Files first: stdout may go to a disk that is full.
     unwritten = None if out is None else _written(out, text)
     try:
         figures = {**as_figures(tuned), "env": env_name(resolved), "config": text}
@@ -97,7 +97,7 @@ def _tuned(
     kinds: Sequence[str],
     shows: bool,
 ) -> Tuned:
-    """Tune; show what is run meanwhile."""
+    """Tune the config; show meanwhile what is being run."""
     if shows:
         echo(
             f"envmgr tune: {counted(len(factories), 'env')} of {env_name(resolved)}, about "
@@ -116,7 +116,7 @@ def _tuned(
 
 
 def _policy_of(resolved: ResolvedConfig) -> PolicyOf | None:
-    """Return what makes the policy that the config names; random actions are drawn before."""
+    """Return what makes the config's policy; None for random actions, which are drawn before."""
     values = resolved.values
     if values.collect.policy == "random":
         return None
@@ -139,7 +139,7 @@ def _policy_of(resolved: ResolvedConfig) -> PolicyOf | None:
 
 
 def as_figures(tuned: Tuned) -> dict[str, Any]:
-    """Return what came of tuning as values that JSON holds."""
+    """Return the result of tuning as JSON-compatible values."""
 
     def row(one: Row) -> dict[str, Any]:
         return {
@@ -203,7 +203,7 @@ def _cells(row: Row, tuned: Tuned) -> Sequence[str]:
 
 
 def conclusion(tuned: Tuned) -> str:
-    """Return which setting is best, and by how much; and where none with workers is."""
+    """Return which setting is best, and by how much; and which one without workers is faster."""
     best, now = tuned.row_of(tuned.best), tuned.row_of(tuned.now)
     ratio = best.ratio or 0.0
     if best is now:
@@ -270,7 +270,7 @@ def _try_to_write(path: str, *, force: bool) -> None:
     """Find out before the tuning whether the tuned config can be written.
 
     Raises:
-        ConfigError: it cannot, or the file is there and `force` is off.
+        ConfigError: it cannot be written, or the file is there and `force` is off.
     """
     if os.path.exists(path) and not force:
         raise ConfigError(
@@ -281,7 +281,7 @@ def _try_to_write(path: str, *, force: bool) -> None:
 
 
 def _written(path: str, text: str) -> OSError | None:
-    """Write the tuned config; return why it cannot be written."""
+    """Write the tuned config; return the error if it cannot be written."""
     try:
         write_text(path, text)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Collection: runs a policy on the envs of a manager and accounts for every timestep.
+"""Collectors, which run a policy on the envs of a manager and account for every timestep.
 
-`Collector` runs the loop with dicts for steps or for episodes, with every kind of manager;
-`EpisodeRecord` is what it says of an episode, `CollectStatistics` what it says of all of them.
-`StepCollector` and `EpisodeCollector` are the same loop and keep the steps, as `Trajectory`.
-`RolloutCollector` fills a `RolloutBuffer` with T steps of n envs as arrays, whose advantages `gae`
-gives. `envmgr.collect.policies` has the protocols of policies.
+`Collector` runs a loop with dicts for steps or for episodes, with every kind of manager; it
+describes each episode in an `EpisodeRecord`, and all of them in `CollectStatistics`.
+`StepCollector` and `EpisodeCollector` run the same loop and keep the steps, as `Trajectory`.
+`RolloutCollector` fills a `RolloutBuffer` with T steps of n envs as arrays; `gae` computes their
+advantages. `envmgr.collect.policies` describes the protocols of policies.
 """
 
 from __future__ import annotations

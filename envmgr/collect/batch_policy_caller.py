@@ -22,15 +22,15 @@ from envmgr.spaces.reading import short_text
 
 
 class BatchPolicyCaller:
-    """Calls a policy, and keeps what a recurrent one has returned until its step has been taken.
+    """A caller of a policy, which keeps a recurrent one's states until the step has been taken.
 
     Args:
-        policy: see `RolloutCollector`; of a `RandomPolicy` each env has its own actions.
+        policy: see `RolloutCollector`; with a `RandomPolicy`, each env has its own actions.
 
     Attributes:
         initial: (n, ...): the states at episodes' starts; None if the policy is not recurrent.
-        next_states: (n, ...): what the policy has returned for each env, for after the step that
-            it has chosen; None before the first.
+        next_states: (n, ...): the state that the policy has returned for each env, to be used after
+            the step that it has chosen; None before the first call.
     """
 
     def __init__(self, policy: BatchPolicy, action_space: Any, n: int) -> None:
@@ -52,12 +52,12 @@ class BatchPolicyCaller:
         Args:
             env_ids: (k,).
             obs: (k, *shape).
-            states: (n, ...) of all envs; None without states.
-            starts: (n,) whose episodes begin; None: none does.
+            states: (n, ...) the states of all envs; None without states.
+            starts: (n,) whether each env begins an episode; None: none does.
 
         Raises:
-            ActionError: a recurrent policy returned no state, or none that fits; or the extras of
-                a policy are no mapping.
+            ActionError: a recurrent policy returned no state, or one that does not fit; or the
+                extras of a policy are not a mapping.
         """
         given = None
         if states is None:
@@ -94,7 +94,7 @@ class BatchPolicyCaller:
             raise unfit("state", len(env_ids), error) from error
 
     def states_after_step(self, states: Any, env_ids: Ints, ended: Ints) -> Any:
-        """Return the states of all envs after steps of these, some of which ended episodes."""
+        """Return the states of all envs after steps of `env_ids`; episodes of `ended` ended."""
         after = rows_of(states, self._every)
         after = put_in(after, env_ids, rows_of(self.next_states, env_ids))
         if len(ended):
@@ -103,7 +103,7 @@ class BatchPolicyCaller:
 
 
 def hint_of_form(actions: Any) -> str:
-    """Return what to return in place of actions that were refused; empty if their form is right."""
+    """Return a hint on the form of actions that were refused; empty if their form is right."""
     found = ""
     if isinstance(actions, Mapping) and any(isinstance(key, int) for key in actions):
         found = "a dict by env_id, as policies of the other collectors do; make it an array"

@@ -11,10 +11,10 @@ Floats = npt.NDArray[np.float64]
 
 
 class Advantages(NamedTuple):
-    """What generalized advantage estimation gives.
+    """The result of generalized advantage estimation.
 
     Attributes:
-        advantages: float64, of the shape of the rewards.
+        advantages: float64, in the shape of the rewards.
         returns: advantages plus values: the targets of a value function.
     """
 
@@ -35,20 +35,20 @@ def gae(
 ) -> Advantages:
     """Return the advantages and returns of T steps, or of T steps of n envs.
 
-    Nothing is carried across an episode's end. After `terminated` nothing is expected any more;
-    after `truncated` what `next_values` says is.
+    Nothing is carried across the end of an episode: a terminated step is bootstrapped with 0, a
+    truncated one with its `next_values`.
 
     Args:
         rewards: (T,) or (T, n).
-        values: of the observations that the actions were chosen for; likewise shaped.
-        next_values: of the observations that the steps led to: at an episode's end, of its
-            terminal observation, not of the one that the next episode begins with.
+        values: values of the observations that the actions were chosen for, in the same shape.
+        next_values: values of the observations that the steps led to: at the end of an episode, of
+            its terminal observation, not of the first observation of the next episode.
         terminated: whether the episode ended by itself.
         truncated: whether it was cut off.
         gamma: discount per step.
         lam: weight of the longer estimates; 0 is one-step TD, 1 is Monte Carlo.
-        mask: False for padding, whose advantage is 0, and the step before ends with
-            their value.
+        mask: False for padding: its advantage is 0, and the step before it is bootstrapped with
+            its value.
     """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     ended = np.logical_or(terminated, truncated)

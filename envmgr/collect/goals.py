@@ -16,12 +16,12 @@ from envmgr.spaces.reading import short_text
 
 
 class Goal:
-    """When a collection is complete, and what it may still begin.
+    """The goal of a collection: when it is complete, and what it may still begin.
 
     Args:
-        statistics: as the collection begins.
-        steps: how many timesteps more; None for any number.
-        episodes: how many episodes more that end normally; likewise.
+        statistics: the statistics when the collection begins.
+        steps: how many more timesteps to collect; None for any number.
+        episodes: how many more episodes that end normally; None for any number.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Goal:
 
 
 def check_manager(manager: Any, collector: str) -> None:
-    """Refuse what is no manager, such as a policy that is given in its place.
+    """Refuse what is not a manager, such as a policy that is passed in its place.
 
     Raises:
-        ConfigError: it has no `env_num`, as managers have.
+        ConfigError: it has no `env_num`, which managers have.
     """
     if not hasattr(manager, "env_num"):
         raise ConfigError(
@@ -73,7 +73,7 @@ def seeds_of(manager: Any) -> dict[int, int | None]:
 
 
 def check_layouts(manager: Any, collector: str) -> None:
-    """Refuse envs whose observations, or actions, are no rows of one array.
+    """Refuse envs whose observations, or actions, cannot be rows of one array.
 
     Raises:
         ConfigError: their spaces have different layouts.
@@ -95,7 +95,7 @@ def check_count(name: str, value: Any) -> None:
     """Refuse a number of steps or episodes that makes no sense.
 
     Raises:
-        ConfigError: it is no integer >= 1.
+        ConfigError: it is not an integer >= 1.
     """
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer or value < 1:
@@ -106,7 +106,7 @@ def check_goal(steps: int | None, episodes: int | None) -> None:
     """Refuse a goal that makes no sense.
 
     Raises:
-        ConfigError: both are given, or one is no integer >= 1.
+        ConfigError: both are given, or one is not an integer >= 1.
     """
     if steps is not None and episodes is not None:
         raise ConfigError(
@@ -122,7 +122,7 @@ def keys_of_infos(keys: Sequence[str]) -> tuple[str, ...]:
     """Return keys of infos, each once.
 
     Raises:
-        ConfigError: they are no keys.
+        ConfigError: they are not keys.
     """
     if isinstance(keys, (list, tuple, set, frozenset)) and all(type(key) is str for key in keys):
         return tuple(dict.fromkeys(keys))

@@ -1,4 +1,4 @@
-"""The loop over `ready_obs` and `step` with a policy: of all collectors with dicts."""
+"""The loop over `ready_obs` and `step` with a policy, which all collectors with dicts run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from envmgr.types import Clock, EnvTimestep, monotonic
 
 
 class Books(NamedTuple):
-    """What a collector has collected: replaced as a whole, so that it is never half true.
+    """What a collector has collected: replaced as a whole, so that it is always consistent.
 
     Attributes:
         open: the episodes under way, by env_id, in the order in which they began.
         n_ended: how many episodes of each env have ended.
         n_kept: how many of the episodes that were kept count.
-        applied: what the manager gave last of what is in the books.
-        ended: the episodes that ended with that.
-        told: one for each of those that `on_episode` has returned for.
+        applied: the last delivery of the manager that is in the books.
+        ended: the episodes that ended with that delivery.
+        told: one item for each of these episodes for which `on_episode` has returned.
     """
 
     open: dict[int, OpenEpisode]
@@ -43,9 +43,10 @@ class Books(NamedTuple):
 
 
 class CollectLoop:
-    """Runs a policy on the envs of a manager, and accounts for every timestep that it delivers.
+    """A loop that runs a policy on a manager's envs, and accounts for every timestep delivered.
 
-    What collectors with dicts have in common: see `Collector`, which has the arguments.
+    This is the base class of the collectors that work with dicts; `Collector` describes the
+    arguments.
 
     Attributes:
         manager: the manager.
@@ -92,17 +93,17 @@ class CollectLoop:
 
     @property
     def policy(self) -> Any:
-        """The policy; for another one make another collector."""
+        """The policy. To use another one, create another collector."""
         return self._policy
 
     @property
     def statistics(self) -> CollectStatistics:
-        """The figures of all that was collected, as they are now."""
+        """The current statistics of everything collected so far."""
         return self._books.statistics
 
     @property
     def unfinished(self) -> dict[int, int]:
-        """How many timesteps the unfinished episode of each env has so far, by env_id."""
+        """The number of timesteps so far in the unfinished episode of each env, by env_id."""
         under_way = self._books.open.items()
         return {env_id: episode.length for env_id, episode in under_way if episode.length}
 
@@ -115,24 +116,24 @@ class CollectLoop:
     ) -> Iterator[dict[int, EnvTimestep]]:
         """Collect, and yield the timesteps of each gather, already accounted for.
 
-        Ends when there are `steps` timesteps or `episodes` normal episodes more than before, or
-        when the episode budgets of all envs are spent (`manager.done`); without either it ends
-        with the budgets only.
+        The iteration ends after `steps` more timesteps or `episodes` more normal episodes, or when
+        the episode budgets of all envs are spent (`manager.done`). Without either argument, only
+        the budgets end it.
 
-        Both are exact: see the class. With `auto_reset` off, the ended envs are reset together when
-        no other env can go on.
+        Both limits are exact: see the class. With `auto_reset` off, envs whose episodes have ended
+        are reset together, when no other env can continue.
 
         Args:
-            steps: how many timesteps.
-            episodes: how many episodes that end normally.
-            into: a list that gets the records of the episodes that end.
+            steps: number of timesteps.
+            episodes: number of episodes that end normally.
+            into: a list to which the records of the episodes that end are appended.
 
         Raises:
-            ConfigError: both are given, or a number is below 1.
+            ConfigError: both limits are given, or one is below 1.
             StateError: another iteration of this collector is under way.
-            ActionError: the policy returned something else than one action for each env, or an
+            ActionError: the policy did not return exactly one action for each env, or returned an
                 action that is refused. Nothing was sent.
-            EnvManagerError: what the manager raises, such as FailuresExhaustedError.
+            EnvManagerError: raised by the manager, such as FailuresExhaustedError.
         """
         check_goal(steps, episodes)
         before = None if self._iteration is None else self._iteration()
@@ -161,7 +162,7 @@ class CollectLoop:
             self.statistics.elapsed_s = self._clock() - self._began_s
 
     def _resume(self, into: list[EpisodeRecord] | None) -> None:
-        """Make up for what an interrupt has left of the last iteration."""
+        """Make up for what an interrupt has left undone in the last iteration."""
         self._tell()
         gathered = self._loop.gathered
         if gathered and gathered[0] is not self._books.applied:
@@ -232,9 +233,10 @@ class CollectLoop:
     # -- accounts ---------------------------------------------------------------------------
 
     def _account(self, timesteps: dict[int, EnvTimestep], into: list[EpisodeRecord] | None) -> None:
-        """Count all timesteps of a gather at once, and tell of the episodes that ended then.
+        """Count all timesteps of a gather at once, and report the episodes that ended with them.
 
-        Can be interrupted anywhere, and called again: nothing counts before the books are replaced.
+        This can be interrupted anywhere, and called again: nothing counts before the books are
+        replaced.
         """
         books, now = self._books, self._clock()
         statistics = copy(books.statistics)
@@ -272,10 +274,10 @@ class CollectLoop:
         self._tell()
 
     def _tell(self) -> None:
-        """Call `on_episode` for the episodes that it has not returned for."""
+        """Call `on_episode` for the episodes for which it has not returned yet."""
         ended, told = self._books[5:]
         if self._on_episode is not None and len(told) < len(ended):
-            # In one go: once it has returned, that is noted, wherever an interrupt comes.
+            # In one go, so that each return of `on_episode` is noted, wherever an interrupt comes.
             told.extend(map(self._on_episode, islice(ended, len(told), None)))
 
     def _record_of(
@@ -305,13 +307,13 @@ class CollectLoop:
         )
 
     def _own(self, env_id: int, obs: Any) -> Any:
-        """Return an observation that stays as it is; asked where steps are kept."""
+        """Return an observation that stays as it is; called only where steps are kept."""
         return obs
 
     def _keep(
         self, env_id: int, episode: OpenEpisode, acted: Acted | None, timestep: EnvTimestep
     ) -> OpenEpisode:
-        """Keep a step; return the episode with it."""
+        """Keep a step; return the episode with that step."""
         return episode
 
     def _keep_ended(

@@ -1,9 +1,9 @@
-"""Policies: what chooses the actions of a collection.
+"""Policies, which choose the actions of a collection.
 
 A policy is a callable `{env_id: obs} -> {env_id: action}`: it gets the observations of the envs
-that take an action now, and returns one action for each of them. Which envs come together in one
-call depends on timing; a policy whose actions for an env follow from that env's observations alone
-(and from the env_id) gives the same trajectories under every kind of manager.
+that act now, and returns one action for each of them. Which envs come together in one call depends
+on timing; a policy whose actions for an env depend only on that env's observations (and on the
+env_id) gives the same trajectories under every kind of manager.
 
 A config names a policy by its factory: `collect.policy: package.module:callable` is called once, as
 `factory(observation_space, action_space, seed)`, and returns the policy. A class with such an
@@ -16,12 +16,12 @@ A config names a policy by its factory: `collect.policy: package.module:callable
         def __call__(self, obs):
             return {env_id: 0 for env_id in obs}
 
-What is to be recorded beside the actions a policy returns with them, as a `PolicyStep`.
+To have other values recorded along with the actions, a policy returns a `PolicyStep` with both.
 
-A policy with a method `initial_state` is recurrent: that gives the states of n envs at an episode's
-start, as an array (n, ...) or a dict or tuple of such. The policy is called as
-`policy(obs, state, episode_starts)`, with both by env_id, and the state of its `PolicyStep` is what
-these envs are given next.
+A policy with a method `initial_state` is recurrent: `initial_state(n)` returns the states of n envs
+at the start of an episode, as an array (n, ...) or a dict or tuple of such. The policy is called as
+`policy(obs, state, episode_starts)`, each by env_id, and the state in its `PolicyStep` is passed in
+at the next step of these envs.
 
 `seed` is an integer, or None for a run without seeds. With V2 managers an observation is a row of
 the stacked treetensor.
@@ -52,13 +52,13 @@ PolicyFactory = Callable[[Any, Any, "int | None"], Policy]
 
 
 class PolicyStep(NamedTuple):
-    """What a policy returns that has more to say than actions.
+    """The return value of a policy that returns more than actions.
 
     Attributes:
         actions: by env_id, or as a batch with one row for each observation.
-        extras: what is to be recorded beside the actions, by name, such as "logprob" and "value":
-            each by env_id or as a batch, as the actions are.
-        state: what a recurrent policy is given at the next step of these envs; likewise.
+        extras: further values to record, by name, such as "logprob" and "value": each by env_id or
+            as a batch, like the actions.
+        state: the state that a recurrent policy is given at the next step of these envs; likewise.
     """
 
     actions: Any
@@ -76,15 +76,14 @@ _PROTOCOL = (
 
 
 class RandomPolicy:
-    """Samples the action space, from one stream of random numbers for each env.
+    """A policy that samples the action space, with a separate random stream for each env.
 
-    With a seed, the nth action of an env is the same whatever the others do and however they are
-    timed.
+    With a seed, the nth action of an env does not depend on what the other envs do, or on timing.
 
     Args:
         observation_space: not used.
-        action_space: what to sample.
-        seed: of all streams; None takes fresh entropy.
+        action_space: the space to sample.
+        seed: the seed of all streams; None for fresh entropy.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, seed: int | None = None) -> None:
@@ -95,7 +94,7 @@ class RandomPolicy:
 
     @classmethod
     def of(cls, manager: Any) -> RandomPolicy:
-        """Return one for the envs of a manager, which follows from their seeds."""
+        """Return a random policy for the envs of a manager, seeded from their seeds."""
         made = cls(None, None, policy_seed(seeds_of(manager)))
         made._spaces = [acted for _, acted in spaces_of(manager)]
         return made
@@ -119,7 +118,7 @@ def parts_of(step: Any) -> Any:
     """Return what a policy returned as (actions, extras, state).
 
     Raises:
-        ActionError: its extras are no mapping.
+        ActionError: its extras are not a mapping.
     """
     if type(step) is not PolicyStep:
         return step, _NOTHING, None
@@ -132,10 +131,10 @@ def parts_of(step: Any) -> Any:
 
 
 def check_names(extras: Mapping[str, Any], before: Collection[str]) -> None:
-    """Refuse extras of other names than before.
+    """Refuse extras that have other names than before.
 
     Raises:
-        ActionError: they are.
+        ActionError: the names differ.
     """
     if extras.keys() != set(before):
         raise ActionError(
@@ -145,17 +144,18 @@ def check_names(extras: Mapping[str, Any], before: Collection[str]) -> None:
 
 
 def check_rows(name: str, batch: Any, count: int, like: Any = None, axes: int = 1) -> None:
-    """Refuse a batch that has not one row for each observation.
+    """Refuse a batch that does not have one row for each observation.
 
     Args:
-        name: what it is.
+        name: the name of the batch, for messages.
         batch: what a policy returned.
-        count: of the observations.
-        like: what has rows of the right shapes, nested likewise; None if any shape is right.
-        axes: how many axes that has before its rows.
+        count: the number of observations.
+        like: a batch with rows of the right shapes, nested in the same way; None if any shape is
+            right.
+        axes: how many axes `like` has before those of its rows.
 
     Raises:
-        ActionError: it has not, or its rows have other shapes than those of `like`.
+        ActionError: it does not, or its rows have other shapes than those of `like`.
     """
 
     def check(part: Any, *others: Any) -> None:
@@ -172,7 +172,7 @@ def check_rows(name: str, batch: Any, count: int, like: Any = None, axes: int = 
 
 
 def unfit(name: str, count: int, error: Exception) -> ActionError:
-    """Return an error for a part of what a policy returned that is refused."""
+    """Return the error for a part of a policy's return value that is refused."""
     return ActionError(
         f"what the policy returned as {name} does not fit: {error}. It should have one row "
         f"for each of the {count} observations, and the same shape each time. Nothing was "
@@ -184,10 +184,10 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def policy_seed(seed: int | Sequence[int | None] | Mapping[int, int | None] | None) -> int | None:
-    """Return the one seed of a policy that follows from `manager.seed`, whatever its form.
+    """Return the single seed of a policy, derived from `manager.seed` in any of its forms.
 
-    An integer is taken as it is, as are the seeds that the envs have from it; from others one is
-    derived.
+    An integer is used as it is, even if it is given in the form of the seeds that the envs get from
+    it; from any other seeds, one is derived.
     """
     if seed is None or isinstance(seed, (int, np.integer)):
         return None if seed is None else int(seed)
@@ -214,14 +214,14 @@ def make_policy(
 
     Args:
         name: "random", `package.module:callable`, or the factory itself.
-        observation_space: for the factory.
-        action_space: for the factory.
-        seed: for the factory.
-        allow: what may be imported; None is everything.
+        observation_space: passed to the factory.
+        action_space: passed to the factory.
+        seed: passed to the factory.
+        allow: what may be imported; None for everything.
 
     Raises:
         ConfigError: there is no such factory, it may not be imported, it does not take these
-            arguments, or what it returned cannot be called.
+            arguments, or it returned something that cannot be called.
     """
     shown, factory = _factory_of(name, allow)
     arguments = (observation_space, action_space, seed)
@@ -253,7 +253,7 @@ def checked_actions(actions: Any, env_ids: Sequence[int]) -> dict[int, Any]:
     """Return what a policy returned as `{env_id: action}`, in the order of `env_ids`.
 
     Raises:
-        ActionError: it is no mapping, or lacks an env, or has one that was not asked for.
+        ActionError: it is not a mapping, or lacks an env, or has one that was not asked for.
     """
     if not isinstance(actions, Mapping):
         raise ActionError(

@@ -32,11 +32,11 @@ class Acted(NamedTuple):
     """What a policy has chosen for one env.
 
     Attributes:
-        obs: for which observation.
+        obs: the observation for which it chose.
         action: what it chose.
         extras: what else it returned, by name.
         given: the state it was given; None without states.
-        state: what it is given next; likewise.
+        state: the state it is given next; None without states.
     """
 
     obs: Any
@@ -47,10 +47,10 @@ class Acted(NamedTuple):
 
 
 class PolicyCaller:
-    """Calls a policy with dicts by env_id; see `envmgr.collect.policies`.
+    """A caller of a policy with dicts by env_id; see `envmgr.collect.policies`.
 
     Args:
-        own: makes an observation of an env one that stays as it is, if steps are kept; None if
+        own: turns an env's observation into one that stays as it is, if steps are kept; None if
             they are not.
     """
 
@@ -66,11 +66,12 @@ class PolicyCaller:
         """Return the actions by env_id, in the order of `obs`, and what else is to be kept of them.
 
         Args:
-            obs: by env_id.
-            states: of the envs in the middle of an episode; the others begin one.
+            obs: the observations by env_id.
+            states: the states of the envs in the middle of an episode; the others begin one.
 
         Raises:
-            ActionError: there is not one action for each env, or no such extra or state.
+            ActionError: there is not one action for each env, an extra or a state is missing, or
+                the extras have other names than before.
         """
         env_ids = list(obs)
         given: dict[int, Any] = {}
@@ -141,13 +142,13 @@ def _recorded(name: str, value: Any, env_id: int) -> Any:
 
 
 def by_env(policy: Callable[..., Any], observation_space: Any) -> Callable[..., PolicyStep]:
-    """Return a policy of batches, as `RolloutCollector` takes it, as one of dicts by env_id.
+    """Return a policy of dicts by env_id that calls a policy of batches (see `RolloutCollector`).
 
-    For `EpisodeCollector` and all else that takes those.
+    Use it for `EpisodeCollector` and everything else that takes policies of dicts.
 
     Args:
-        policy: of batches.
-        observation_space: of one env.
+        policy: the policy of batches.
+        observation_space: the observation space of one env.
     """
     return _ByEnv(policy, observation_space)
 

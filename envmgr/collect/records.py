@@ -26,16 +26,17 @@ class EpisodeRecord:
         nth: 0 for the first episode of this env in this collection, and so on.
         seed: what the env was seeded with at launch; None if it was not.
         generation: how often the env had been renewed when the episode began; with `seed` and
-            `nth` it says which sequence of random numbers the episode used. None of episodes in
-            rollouts.
+            `nth` it identifies the sequence of random numbers that the episode used. None for
+            episodes in rollouts.
         episode_return: the sum of its rewards.
-        length: its timesteps, an abnormal one included.
-        terminated: the env's own end; None if the env does not say.
-        truncated: cut off, by a time limit or a failure; None if the env does not say.
-        abnormal: it ended by a failure; return and length are those up to it.
+        length: the number of its timesteps, including an abnormal one.
+        terminated: whether the env itself ended it; None if the env does not say.
+        truncated: whether it was cut off, by a time limit or a failure; None if the env does not
+            say.
+        abnormal: whether a failure ended it; return and length are those up to the failure.
         failure: what failed, in words; None unless abnormal.
         duration_s: seconds from its first action to its last timestep.
-        ended_s: seconds from the beginning of the collection to its end.
+        ended_s: seconds from the beginning of the collection to the end of the episode.
     """
 
     number: int
@@ -53,7 +54,7 @@ class EpisodeRecord:
     ended_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as values that JSON holds; what is not finite becomes None."""
+        """Return the record as values that JSON can hold; non-finite numbers become None."""
         return {
             "episode": self.number,
             "env_id": self.env_id,
@@ -72,16 +73,16 @@ class EpisodeRecord:
 
 
 class OpenEpisode(NamedTuple):
-    """An episode under way; never changed in place, but for `steps`.
+    """An episode under way; never changed in place, except for `steps`.
 
     Attributes:
         generation: see `EpisodeRecord`.
-        began: on the clock, when its first action was sent.
-        rewards: the sum so far: a float, or an array.
-        length: timesteps so far.
-        state: what a recurrent policy is given next.
-        steps: those that are kept: all from the one at `first` on, and perhaps one that does not
-            count yet.
+        began: the time on the clock when its first action was sent.
+        rewards: the sum of its rewards so far: a float, or an array.
+        length: the number of its timesteps so far.
+        state: the state that a recurrent policy is given next.
+        steps: the steps that are kept: all from the one at `first` on, and perhaps one that does
+            not count yet.
         first: see `steps`.
     """
 
@@ -94,11 +95,11 @@ class OpenEpisode(NamedTuple):
     first: int = 0
 
     def after(self, reward: Any, env_id: int, state: Any = None) -> OpenEpisode:
-        """Return the episode with one timestep more.
+        """Return the episode with one more timestep.
 
         Raises:
             EnvProtocolError: the reward is neither a number nor an array of numbers, nor a dict of
-                such by agent, of which the sum counts.
+                these by agent, whose sum counts.
         """
         generation, began, rewards, length, _, steps, first = self
         rewards = rewards + (reward if type(reward) is float else _as_numbers(reward, env_id))

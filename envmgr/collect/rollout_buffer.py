@@ -37,7 +37,7 @@ class Ends(NamedTuple):
         steps: (m,) the step of each in the rollout.
         env_ids: (m,) ascending.
         obs: (m, *shape) their terminal observations.
-        states: (m, ...) what the policy went on with; None if it has no state.
+        states: (m, ...) the states that the policy returned in these steps; None if it has none.
     """
 
     steps: Ints
@@ -52,11 +52,12 @@ class Tally(NamedTuple):
     Attributes:
         begins: (n,): the step of this rollout that is the first of each env's episode; 0 if it
             began earlier.
-        returns: (n, ...): what the episodes had given before this rollout.
-        earlier: (n,): how many steps they had had.
+        returns: (n, ...): the sums of the rewards of these episodes before this rollout.
+        earlier: (n,): how many steps they had before this rollout.
         began_s: (n,): when their first actions were sent, on the clock.
-        n_ended: (n,): how many have ended.
-        statistics: of what was collected before this rollout, and of all episodes that ended.
+        n_ended: (n,): how many episodes of each env have ended.
+        statistics: the statistics of what was collected before this rollout, and of all episodes
+            that ended.
     """
 
     begins: Ints
@@ -73,7 +74,7 @@ class Tally(NamedTuple):
         return cls(nothing, np.zeros(n), nothing, np.zeros(n), nothing, statistics)
 
     def begun(self, env_ids: Ints, now: float) -> Tally:
-        """Return the tally when the first actions of episodes of these envs are sent."""
+        """Return the tally after the first actions of episodes of `env_ids` are sent, at `now`."""
         began_s = self.began_s.copy()
         began_s[env_ids] = now
         return self._replace(began_s=began_s)
@@ -82,8 +83,8 @@ class Tally(NamedTuple):
         """Return the tally with which the next rollout begins.
 
         Args:
-            rollout: the one that is complete.
-            steps: how many there are in it.
+            rollout: the rollout that is complete.
+            steps: the number of steps in it.
         """
         statistics = self.statistics.copied()
         statistics.steps += steps
@@ -104,14 +105,14 @@ class Tally(NamedTuple):
         now: float,
         elapsed_s: float,
     ) -> tuple[Tally, list[EpisodeRecord]]:
-        """Return the tally after ends of episodes, and the records of these.
+        """Return the tally after episodes have ended, and the records of these episodes.
 
         Args:
-            rollout: holds the steps up to their ends.
-            ends: which.
-            failures: those that were no ordinary ends, by env_id.
-            seeds: of all envs.
-            now: on the clock.
+            rollout: the rollout with their steps up to their ends.
+            ends: the episodes that have ended.
+            failures: the failures that ended some of them, by env_id.
+            seeds: the seeds of all envs.
+            now: the time on the clock.
             elapsed_s: seconds of the collection so far.
         """
         begins, returns, earlier, _, n_ended = (column.copy() for column in self[:5])
@@ -147,15 +148,15 @@ class Tally(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """How much of a buffer is filled: replaced as a whole, so that it is never half true.
+    """How much of a buffer is filled: replaced as a whole, so that it is always consistent.
 
     Attributes:
-        even: how many steps of each env there are, if they are as many of all.
-        lengths: (n,) how many of each; None if `even` says.
+        even: the number of steps of each env, if all envs have the same number.
+        lengths: (n,) the number of steps of each env; None if `even` says it.
         n_ends: how many gathers with ends of episodes there are.
-        n_episodes: how many records of episodes.
+        n_episodes: how many records of episodes there are.
         is_complete: see `RolloutBuffer`.
-        starts: (n,): whether the next step of each env is an episode's first; None: no one's is.
+        starts: (n,): whether the next step of each env is an episode's first; None: none is.
         states: (n, ...): what a recurrent policy is given next; None for others.
         tally: the accounts of episodes.
         applied: the batch that was recorded last.
@@ -172,7 +173,7 @@ class Recorded(NamedTuple):
     applied: ArrayBatch | None
 
     def where(self, env_ids: Ints, n: int) -> Any:
-        """Return where the next steps of these of n envs go: a row, or (steps, env_ids)."""
+        """Return where the next steps of some of n envs go: a row, or (steps, env_ids)."""
         if self.lengths is not None:
             return self.lengths[env_ids], env_ids
         if len(env_ids) == n:
@@ -181,49 +182,51 @@ class Recorded(NamedTuple):
 
 
 make_recorded = partial(tuple.__new__, Recorded)
-"""Makes one of a tuple, in half the time."""
+"""Makes a `Recorded` from a tuple, in half the time that its constructor takes."""
 
 
 class RolloutBuffer:
-    """T steps of each of n envs, as arrays (T, n, ...), and what follows the last of them.
+    """T steps of each of n envs, as arrays (T, n, ...), and what the last of them led to.
 
-    Step t of env i is `obs[t, i]`, `actions[t, i]`, `rewards[t, i]`, and what they led to: the
-    terminal observation, if the episode ended there, else `obs[t + 1, i]`, or `last_obs[i]`.
-    Observations are nested as their space. What a policy returns besides actions is in `extras`, in
-    arrays that are allocated when it first does.
+    Step t of env i consists of `obs[t, i]`, `actions[t, i]`, `rewards[t, i]`, and the observation
+    that these led to: the terminal one if the episode ended there, else `obs[t + 1, i]`, or
+    `last_obs[i]`. Observations are nested like their space. What a policy returns besides actions
+    is in `extras`, in arrays that are allocated when it first returns any.
 
-    The step of an env that failed is none: `abnormal` is True there, `mask` is False, and it should
-    not be learnt from. Its episode counts as cut off at `obs[t, i]`.
+    A step in which the env failed is not a transition: `abnormal` is True there, `mask` is False,
+    and it should not be learnt from. Its episode counts as cut off at `obs[t, i]`.
 
-    Whatever interrupts its filling, it holds as many steps as `recorded` says, and these whole.
+    Even if an interrupt comes while it is filled, the buffer holds as many steps as `recorded`
+    says, each of them complete.
 
     Args:
-        observation_space: of one env.
+        observation_space: the observation space of one env.
         n_steps: T.
         n_envs: n.
-        value_fn: what `gae` uses unless it is given another.
+        value_fn: the value function that `gae` uses unless it is given another.
 
     Attributes:
         obs: (T, n, *shape): what the actions were chosen for.
         actions: (T, n, ...).
         rewards: (T, n) float64.
         terminated: (T, n) bool.
-        truncated: (T, n) bool; of failures, too.
-        abnormal: (T, n) bool: the env failed.
-        episode_starts: (T, n) bool: the first step of an episode.
+        truncated: (T, n) bool; True for failures, too.
+        abnormal: (T, n) bool: whether the env failed.
+        episode_starts: (T, n) bool: whether the step is the first of an episode.
         extras: (T, n, ...) by name.
-        infos: by key, what envs have told: values (T, n, ...), and present (T, n) bool, as
-            `ArrayBatch.info_columns` has them; of the collector's `info_keys`, once an env has
-            told any.
-        states: (T, n, ...): what a recurrent policy was given; None for others.
+        infos: by key, what the envs reported: values (T, n, ...) and present (T, n) bool, as in
+            `ArrayBatch.info_columns`; for the collector's `info_keys`, each once an env has
+            reported it.
+        states: (T, n, ...): the states that a recurrent policy was given; None for other policies.
         last_obs: (n, *shape): what the last step of each env led to, when the rollout is complete;
-            at an episode's end, the terminal observation.
-        last_states: (n, ...): what the policy returned with it; None without states.
-        lengths: (n,): how many steps of each env there are. T, unless the rollout is not complete,
-            or an env has no more episodes.
-        recorded: how much of it is filled; the collector's.
-        has_form: there are arrays for actions, extras and states, whose rows have shapes that the
-            envs take; the collector's.
+            at the end of an episode, the terminal observation.
+        last_states: (n, ...): the states that the policy returned in that step; None without
+            states.
+        lengths: (n,): the number of steps of each env. T, unless the rollout is not complete, or an
+            env has no more episodes.
+        recorded: how much of the buffer is filled; for the collector.
+        has_form: whether there are arrays for actions, extras and states, with rows in shapes that
+            the envs take; for the collector.
     """
 
     def __init__(
@@ -255,9 +258,9 @@ class RolloutBuffer:
 
     @property
     def lengths(self) -> Ints:
-        """(n,): how many steps of each env there are.
+        """(n,): the number of steps of each env.
 
-        T, unless the rollout is not complete, or an env has no more episodes.
+        This is T, unless the rollout is not complete, or an env has no more episodes.
         """
         even, lengths = self.recorded[:2]
         return np.full(self.n_envs, even) if lengths is None else lengths.copy()
@@ -267,10 +270,10 @@ class RolloutBuffer:
     def put_step(
         self, where: Any, count: int, actions: Any, extras: Mapping[str, Any], states: Any
     ) -> None:
-        """Put in what a policy has chosen; for collectors.
+        """Store what a policy has chosen; for collectors.
 
         Raises:
-            ActionError: it has not one row for each observation, or differs from what was before.
+            ActionError: there is not one row for each observation, or the form differs from before.
         """
         if self.has_form:
             check_names(extras, self.extras)
@@ -299,10 +302,10 @@ class RolloutBuffer:
             raise unfit(name, count, error) from error
 
     def put_rewards(self, where: Any, rewards: npt.NDArray[Any]) -> None:
-        """Put in what envs gave; for collectors.
+        """Store the rewards of envs; for collectors.
 
         Raises:
-            ConfigError: they are no numbers.
+            ConfigError: they are not numbers.
         """
         if self.rewards is None:
             if rewards.dtype.hasobject:
@@ -321,7 +324,7 @@ class RolloutBuffer:
         self.rewards[where] = rewards
 
     def put_infos(self, where: Any, batch: ArrayBatch, keys: Sequence[str]) -> None:
-        """Put in what envs have told under some keys; for collectors."""
+        """Store what envs have reported in infos under some keys; for collectors."""
         columns = batch.info_columns
         for key in keys:
             column, room = columns.get(key), self.infos.get(key)
@@ -345,18 +348,18 @@ class RolloutBuffer:
             room.present[where] = present
 
     def put_ends(self, where: Any, batch: ArrayBatch, abnormal: Bools, ends: Ends) -> None:
-        """Put in that episodes have ended; for collectors."""
+        """Store which episodes have ended, and how; for collectors."""
         self.terminated[where] = batch.terminated
         self.truncated[where] = batch.truncated
         self.abnormal[where] = abnormal
         self._all_ends[self.recorded.n_ends :] = [ends]
 
     def put_episodes(self, records: list[EpisodeRecord]) -> None:
-        """Put in the records of episodes that have ended; for collectors."""
+        """Store the records of episodes that have ended; for collectors."""
         self._all_episodes[self.recorded.n_episodes :] = records
 
     def put_last(self, where: Any, obs: Any, states: Any) -> None:
-        """Put in what steps have led to; for collectors."""
+        """Store what steps have led to; for collectors."""
         put_rows(self.last_obs, where, obs)
         if states is not None:
             if self.last_states is None:
@@ -364,7 +367,7 @@ class RolloutBuffer:
             self.last_states = put_in(self.last_states, where, states)
 
     def begin(self, starts: Bools | None, states: Any, tally: Tally) -> None:
-        """Begin anew, with what `Recorded` says; for collectors."""
+        """Start over, with arguments as in `Recorded`; for collectors."""
         self._all_ends, self._all_episodes = [], []
         for flags in (self.terminated, self.truncated, self.abnormal, self.episode_starts):
             flags.fill(False)
@@ -379,7 +382,7 @@ class RolloutBuffer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether `collect` has returned it, and does not go on with it."""
+        """Whether `collect` has returned this rollout, and will not continue it."""
         return self.recorded.is_complete
 
     @property
@@ -400,19 +403,19 @@ class RolloutBuffer:
 
     @property
     def terminal_steps(self) -> Ints:
-        """(m,): the steps with which episodes ended; `terminal_env_ids` says of which env."""
+        """(m,): the steps in which episodes ended; `terminal_env_ids` has the envs."""
         return np.concatenate([_NONE, *(ends.steps for ends in self._ends)])
 
     @property
     def terminal_env_ids(self) -> Ints:
-        """(m,): the envs whose episodes ended, in the order in which they did."""
+        """(m,): the envs whose episodes ended, in the order in which they ended."""
         return np.concatenate([_NONE, *(ends.env_ids for ends in self._ends)])
 
     @property
     def terminal_obs(self) -> Any:
         """(m, *shape): the terminal observations, in the order of `terminal_steps`.
 
-        Of an env that failed, the last good one.
+        For an env that failed, this is its last good observation.
         """
         if not self._ends:
             return indexed(self.last_obs, slice(0, 0))
@@ -438,21 +441,24 @@ class RolloutBuffer:
     ) -> Advantages:
         """Return generalized advantages and returns, (T, n) each; see `envmgr.collect.gae`.
 
-        An episode that was truncated, and one that goes on after the rollout, ends with the value
-        of its last observation; one that terminated with 0. Steps outside of `mask` have advantage
-        0, and the episode of an env that failed ends with the value of its last good observation.
+        A truncated episode, and one that continues after the rollout, is bootstrapped with the
+        value of its last observation; a terminated one with 0. Steps outside `mask` have advantage
+        0, and the episode of an env that failed is bootstrapped with the value of its last good
+        observation.
 
         Args:
-            value_fn: `(k, *shape) -> (k,)`, the values of observations; with a recurrent policy
-                called as `value_fn(obs, states)`. None: `policy.value`. It is called once for all
-                of them together.
+            value_fn: `(k, *shape) -> (k,)`, returns the values of observations; with a recurrent
+                policy it is called as `value_fn(obs, states)`. None: the policy's `value`. One
+                call is for all last observations together, another for `obs` if nothing else
+                provides their values.
             gamma: discount per step.
             lam: weight of the longer estimates.
-            values: (T, n) those of `obs`; None: `extras["value"]`, or else what `value_fn` says.
+            values: (T, n): the values of `obs`; None: `extras["value"]`, or else those that
+                `value_fn` returns.
 
         Raises:
-            ConfigError: nothing gives values, or they are not one for each observation.
-            StateError: the rollout is not complete: `collect` goes on with it.
+            ConfigError: nothing provides values, or there is not one for each observation.
+            StateError: the rollout is not complete: `collect` continues it.
         """
         value_fn = value_fn or self._value_fn
         if not self.is_complete:
@@ -496,7 +502,7 @@ class RolloutBuffer:
         return rewards
 
     def _next_values(self, values: Any, value_fn: Callable[..., Any]) -> Any:
-        """Return (T, n): the values of what the steps led to; of terminated ones, anything."""
+        """Return (T, n): the values of what the steps led to; arbitrary for terminated steps."""
         following = np.zeros_like(values)
         following[:-1] = values[1:]
         steps, env_ids = self.terminal_steps, self.terminal_env_ids
@@ -533,10 +539,10 @@ class RolloutBuffer:
 
 
 def put_in(room: Any, where: Any, rows: Any) -> Any:
-    """Put rows into a batch, and return it: with arrays of a wider dtype where theirs needs one.
+    """Put rows into a batch and return it, with arrays of a wider dtype where the rows need one.
 
-    Else floats would be cut off without a word where ints came first. Where floats did, they keep
-    their precision: networks expect it.
+    Otherwise floats would be truncated silently where ints came first. Where floats came first, the
+    arrays keep their precision, which networks expect.
     """
     return leafwise(partial(_put_in_array, where), room, rows)
 
@@ -549,10 +555,10 @@ def _put_in_array(where: Any, room: npt.NDArray[Any], rows: Any) -> npt.NDArray[
 
 
 def _widened(room: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return an array that holds numbers, or texts, of a dtype, too: the same if it does.
+    """Return an array that can also hold numbers, or texts, of a dtype: the same one if it can.
 
     Raises:
-        ValueError: one is of texts, and the other is not.
+        ValueError: one dtype is of texts, and the other is not.
     """
     of_floats = room.dtype.kind in "fc"
     if np.can_cast(dtype, room.dtype, "same_kind" if of_floats else "safe"):
@@ -597,7 +603,7 @@ def _of_dicts(infos: Sequence[Any], key: str) -> InfoColumn:
 
 
 def _of_objects(room: InfoColumn) -> InfoColumn:
-    """Return what was put in of a key as objects: others are of another type or shape."""
+    """Return the stored values of a key as objects: new ones have another type or shape."""
     values = room.values if room.values.dtype == object else _objects(room.values, 2)
     values[~room.present] = None
     return InfoColumn.of(values, room.present, None)

@@ -34,42 +34,43 @@ from envmgr.wire.info_columns import OF_STEPS
 
 
 class RolloutCollector:
-    """Collects rollouts: T steps of each of n envs, as arrays, for on-policy algorithms.
+    """A collector of rollouts: T steps of each of n envs, as arrays, for on-policy algorithms.
 
-    The policy is called with the observations (k, *shape) of the envs that act now, or a dict or
-    tuple of such, and returns actions (k, ...), or a `PolicyStep` of actions and whatever else is
-    to be recorded. It must not change the observations. Where it has a method `value`, that gives
-    the values of observations for `RolloutBuffer.gae`.
+    The policy is called with the observations of the envs that act now, (k, *shape) or a dict or
+    tuple of such. It returns actions (k, ...), or a `PolicyStep` of actions and whatever else is to
+    be recorded. It must not change the observations. If it has a method `value`,
+    `RolloutBuffer.gae` calls that for the values of observations.
 
-    A policy with a method `initial_state` is recurrent: `initial_state(n)` gives the states of n
-    envs at an episode's start, an array (n, ...), or a dict or tuple of such; the policy is called
-    as `policy(obs, state, episode_starts)` with one row for each env that acts, and the state of
-    its `PolicyStep` is what these envs are given next, unless their episode ends.
+    A policy with a method `initial_state` is recurrent: `initial_state(n)` returns the states of n
+    envs at the start of an episode, as an array (n, ...) or a dict or tuple of such. The policy is
+    called as `policy(obs, state, episode_starts)`, with one row for each env that acts, and the
+    state in its `PolicyStep` is passed in at the next step of these envs, unless their episode
+    ends.
 
-    Kinds that gather all timesteps step all envs together, and wait for resets. Kinds that gather
-    some step whoever is ready, until each has T steps.
+    With kinds that gather all timesteps, the collector steps all envs together and waits for
+    resets. With kinds that gather some, it steps whichever envs are ready, until each has T steps.
 
-    Whatever ends a `collect`, Ctrl-C too, `rollout` holds the steps recorded until then, whole, and
-    the next `collect` goes on with it: no step is lost or recorded twice.
+    Whatever ends a `collect`, even Ctrl-C, `rollout` holds the steps recorded until then, each of
+    them complete, and the next `collect` continues it: no step is lost or recorded twice.
 
     Args:
-        manager: launched; of any kind, but for vector envs that begin episodes in the next step of
-            the other rows. It is not closed here, and is to be stepped by nobody else.
-            After a `reset` of its by hand, call `reset` here.
-        policy: see above; None for random actions that follow from the manager's seed.
+        manager: a launched manager of any kind, except for vector envs that begin an episode in the
+            next step of the other rows. The collector does not close it, and nothing else may step
+            it. After you have called its `reset` yourself, call `reset` of the collector.
+        policy: see above; None for random actions derived from the manager's seed.
         n_steps: T.
         on_batch: called with every `ArrayBatch` that was recorded.
-        info_keys: what of infos is recorded, in `RolloutBuffer.infos`.
-        clock: monotonic seconds.
+        info_keys: the keys of infos to record in `RolloutBuffer.infos`.
+        clock: returns monotonic seconds.
 
     Attributes:
         manager: the manager.
         policy: the policy.
-        rollout: the buffer, which every `collect` fills and returns.
+        rollout: the buffer that every `collect` fills and returns.
 
     Raises:
-        ConfigError: `manager` is none; `n_steps` is no integer >= 1; `info_keys` are no keys; or
-            observations are by agent; or the spaces of envs have different layouts.
+        ConfigError: `manager` is not a manager; `n_steps` is not an integer >= 1; `info_keys` are
+            not valid keys; observations are by agent; or the envs' spaces have different layouts.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class RolloutCollector:
         self._together = math.isinf(config.wait_num)
         self._resets_itself = bool(config.auto_reset)
         self._may_lose = config.on_exhausted == "drop" or not math.isinf(config.episode_num)
-        # A batch that was shown may be kept, and stays as it was.
+        # `on_batch` may keep the batches that it is shown, so they stay as they were.
         self._puts_in_place = config.copy_on_get is True and on_batch is None
         self._seeds = seeds_of(manager)
         self._on_batch = on_batch
@@ -124,12 +125,12 @@ class RolloutCollector:
 
     @property
     def policy(self) -> Any:
-        """The policy; for another one make another collector."""
+        """The policy. To use another one, create another collector."""
         return self._policy
 
     @property
     def statistics(self) -> CollectStatistics:
-        """The figures of all that was collected, as they are now."""
+        """The current statistics of everything collected so far."""
         tally = self.rollout.recorded.tally
         steps = tally.statistics.steps
         if not self.rollout.is_complete:
@@ -139,15 +140,15 @@ class RolloutCollector:
     # -- collecting -------------------------------------------------------------------------
 
     def collect(self) -> RolloutBuffer:
-        """Return a rollout of T steps of each env: fewer of those that have no more episodes.
+        """Return a rollout of T steps of each env, or fewer of envs that have no more episodes.
 
-        It is `rollout`, which the next `collect` fills anew. After one that was interrupted, it
-        goes on with what that has recorded.
+        It is the buffer `rollout`, which the next `collect` overwrites. After a `collect` that was
+        interrupted, this one continues with the steps recorded so far.
 
         Raises:
-            StateError: steps are under way that are not this collector's.
-            ActionError: what the policy returned does not fit. Nothing was sent.
-            EnvManagerError: what the manager raises, such as FailuresExhaustedError.
+            StateError: steps are under way that this collector has not sent.
+            ActionError: the policy returned something that does not fit. Nothing was sent.
+            EnvManagerError: raised by the manager, such as FailuresExhaustedError.
         """
         rollout = self.rollout
         self._began_s = self._clock() - self._elapsed_s
@@ -164,13 +165,13 @@ class RolloutCollector:
         return rollout
 
     def reset(self) -> None:
-        """Reset all envs, and begin a new rollout; what the present one holds is dropped."""
+        """Reset all envs and begin a new rollout; the contents of the current one are dropped."""
         self.manager.reset()
         self._has_sent, self._arrived = False, []
         self._start(self.statistics, self.rollout.recorded.tally.n_ended)
 
     def _resume(self) -> None:
-        """Begin a rollout, or make up for what an interrupt has left of the last call."""
+        """Begin a rollout, or make up for what an interrupt has left undone in the last call."""
         rollout, manager = self.rollout, self.manager
         if rollout.is_complete:
             self._has_sent = False
@@ -189,7 +190,7 @@ class RolloutCollector:
             )
 
     def _completed(self) -> Recorded:
-        """Return what says that the rollout is complete, and what the next one begins with."""
+        """Return the `Recorded` of the complete rollout, with what the next one begins with."""
         rollout = self.rollout
         tally = rollout.recorded.tally.after(rollout, int(rollout.lengths.sum()))
         return rollout.recorded._replace(is_complete=True, tally=tally, applied=None)
@@ -199,7 +200,7 @@ class RolloutCollector:
     def _ready(self) -> tuple[Ints, Any] | None:
         """Return the envs that act now, with their observations.
 
-        Waits for resets; where envs are stepped together, for all of them.
+        This waits for resets; where envs are stepped together, for the resets of all envs.
 
         Returns:
             None if no env is ready while others have steps under way, or nothing is left to do.
@@ -226,7 +227,7 @@ class RolloutCollector:
         return self._ready()  # without those that were dropped meanwhile
 
     def _act(self, env_ids: Ints, obs: Any) -> None:
-        """Have the policy choose, and send that."""
+        """Have the policy choose actions, and send them."""
         rollout, count = self.rollout, len(env_ids)
         recorded = rollout.recorded
         where = recorded.where(env_ids, self._n)
@@ -255,9 +256,9 @@ class RolloutCollector:
     # -- receiving --------------------------------------------------------------------------
 
     def _receive(self) -> tuple[Ints, Any] | None:
-        """Gather timesteps and record them; return who acts next, as `_ready`."""
+        """Gather timesteps and record them; return which envs act next, as `_ready` does."""
         self._shown.clear()
-        # In one go: what the manager has delivered is in the list, wherever an interrupt comes.
+        # In one go, so that what the manager has delivered is kept, wherever an interrupt comes.
         self._arrived.extend(map(self.manager.recv_arrays, _ONCE))
         batch = self._arrived[0]
         ended = self._record(batch)
@@ -270,7 +271,7 @@ class RolloutCollector:
     def _show(self) -> None:
         """Call `on_batch`, unless it has returned for this batch; can be interrupted anywhere."""
         if self._on_batch is not None and not self._shown:
-            # In one go, as above: once it has returned, that is noted.
+            # In one go, as in `_receive`, so that the return of `on_batch` is noted.
             self._shown.extend(map(self._on_batch, self._arrived))
 
     def _next(self, batch: ArrayBatch, ended: Ints) -> tuple[Ints, Any] | None:
@@ -338,7 +339,7 @@ class RolloutCollector:
         return None if states is None else rows_of(states, env_ids)
 
     def _end(self, where: Any, batch: ArrayBatch, ended: Ints, tally: Tally) -> tuple[Tally, int]:
-        """Record ends of episodes; return the tally after them, and how many they are."""
+        """Record ends of episodes; return the tally after them, and how many there are."""
         rollout, env_ids = self.rollout, batch.env_ids
         rows = np.flatnonzero(batch.terminated | batch.truncated)
         abnormal: Bools = np.zeros(len(env_ids), np.bool_)

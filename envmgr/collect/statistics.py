@@ -1,4 +1,4 @@
-"""Figures of a collection."""
+"""Statistics of a collection."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Spread:
     """Mean, standard deviation and range of numbers, or of arrays of one shape, seen one by one.
 
     Attributes:
-        mean: NaN if none.
-        low: the smallest.
-        high: the largest.
+        mean: the mean; NaN if there are no numbers.
+        low: the smallest number.
+        high: the largest number.
     """
 
     n: int = 0
@@ -32,7 +32,7 @@ class Spread:
     _squares: Any = 0.0
 
     def add(self, value: Any) -> None:
-        """Count one (Welford's way, which does not lose small spreads about large means)."""
+        """Add a value (Welford's method, which does not lose small spreads about large means)."""
         number = np.asarray(value, dtype=np.float64)
         self.n += 1
         if self.n == 1:
@@ -54,25 +54,25 @@ class Spread:
 
     @property
     def std(self) -> Any:
-        """The standard deviation of all (divided by n); NaN if none."""
+        """The standard deviation of all numbers (divided by n); NaN if there are none."""
         return np.sqrt(self._squares / self.n) if self.n else float("nan")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as values that JSON holds."""
+        """Return the figures as values that JSON can hold."""
         figures = {"mean": self.mean, "std": self.std, "min": self.low, "max": self.high}
         return {name: _as_plain(figure) for name, figure in figures.items()}
 
 
 @dataclass
 class CollectStatistics:
-    """What a collector has collected. Abnormal episodes are counted apart from the others.
+    """The statistics of a collector, which count abnormal episodes separately.
 
     Attributes:
-        steps: timesteps, the abnormal ones and those of unfinished episodes included.
-        episodes: episodes that ended normally.
-        abnormal_episodes: episodes that ended by a failure.
-        returns: of the episodes that ended normally.
-        lengths: likewise.
+        steps: number of timesteps, including abnormal ones and those of unfinished episodes.
+        episodes: number of episodes that ended normally.
+        abnormal_episodes: number of episodes that a failure ended.
+        returns: the spread of the returns of the episodes that ended normally.
+        lengths: the spread of their lengths.
         elapsed_s: seconds spent collecting.
     """
 
@@ -95,7 +95,7 @@ class CollectStatistics:
         self._recent.append(record.episode_return)
 
     def copied(self) -> CollectStatistics:
-        """Return statistics that can be added to without changing these."""
+        """Return a copy that can be added to without changing the original."""
         new = copy(self)
         new.returns, new.lengths = copy(self.returns), copy(self.lengths)
         new._recent = self._recent.copy()
@@ -106,7 +106,7 @@ class CollectStatistics:
 
     @property
     def n_ended(self) -> int:
-        """How many episodes have ended, in whatever way."""
+        """The number of episodes that have ended, normally or not."""
         return self.episodes + self.abnormal_episodes
 
     @property
@@ -121,7 +121,7 @@ class CollectStatistics:
         return _as_plain(np.mean(np.asarray(recent), axis=0)) if recent else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as values that JSON holds; what is not finite, or not there, is None."""
+        """Return the statistics as values that JSON can hold; None if missing or not finite."""
         return {
             "steps": self.steps,
             "elapsed_s": round(self.elapsed_s, 6),

@@ -18,25 +18,26 @@ from envmgr.types import EnvTimestep
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Consecutive steps of one env in one episode: all of them, or a piece.
+    """Consecutive steps of one env in one episode: the whole episode, or a piece of it.
 
     A step in which the env failed is left out, and the trajectory is truncated at
     the last good observation.
 
     Attributes:
-        env_id: whose.
+        env_id: the env that took the steps.
         obs: (L, *shape), or a dict or tuple of such: what the actions were chosen for.
         actions: (L, ...).
         rewards: (L,), or (L, *shape).
-        next_obs: (L, *shape): what they led to; at an episode's end, the terminal observation.
-        terminated: the episode ended by itself.
-        truncated: it was cut off, by a time limit or a failure.
-        abnormal: by a failure.
-        is_start: whether its first step is the episode's.
+        next_obs: (L, *shape): what the actions led to; at the end of an episode, the terminal
+            observation.
+        terminated: whether the episode ended by itself.
+        truncated: whether it was cut off, by a time limit or a failure.
+        abnormal: whether a failure cut it off.
+        is_start: whether the first step is the first of the episode.
         extras: (L, ...) by name: what else the policy returned.
-        states: (L, ...): what a recurrent policy was given; None for others.
-        infos: L infos; of the collector's `info_keys` only, if it has any.
-        record: of the episode, if it ended; it counts a failed step.
+        states: (L, ...): the states that a recurrent policy was given; None for other policies.
+        infos: L infos, with only the collector's `info_keys` if these are given.
+        record: the record of the episode, if it ended; it counts a failed step.
     """
 
     env_id: int
@@ -157,23 +158,23 @@ class _Keeping(CollectLoop):
 
 
 class StepCollector(_Keeping):
-    """Collects steps with a policy of dicts, and returns them as pieces of episodes.
+    """A collector of steps with a policy of dicts, which returns them as pieces of episodes.
 
-    As `Collector`, which has the arguments, with every kind of manager and however it gathers; and
-    with the steps themselves. For replay buffers, and for learning from a given number of steps.
-    Besides, it takes `info_keys`: which keys of infos are kept; None for all.
+    Like `Collector`, which describes the arguments, it works with every kind of manager and every
+    way of gathering, but it returns the steps themselves: for replay buffers, and for learning from
+    a given number of steps. It also takes `info_keys`: the keys of infos to keep; None for all.
     """
 
     def collect(self, n_steps: int) -> list[Trajectory]:
-        """Return so many steps: those of episodes that ended, and of those under way so far.
+        """Return `n_steps` steps of episodes that ended, and of those still under way.
 
-        The latter go on with the next `collect`. A step with which an env failed counts, and is in
-        no trajectory. After an interrupt, what had been collected is returned by the next one,
-        as part of its steps.
+        Episodes under way continue with the next `collect`. A step in which an env failed counts,
+        but is in no trajectory. After an interrupt, the next call returns what had already been
+        collected, as part of its steps.
 
         Raises:
-            ConfigError: `n_steps` is no integer >= 1.
-            StateError, ActionError, EnvManagerError: as `iterate`.
+            ConfigError: `n_steps` is not an integer >= 1.
+            StateError, ActionError, EnvManagerError: as in `iterate`.
         """
         check_count("n_steps", n_steps)
         n_kept = sum(len(piece.steps) for piece in self._kept)
@@ -197,24 +198,24 @@ class StepCollector(_Keeping):
 
 
 class EpisodeCollector(_Keeping):
-    """Collects whole episodes with a policy of dicts.
+    """A collector of whole episodes with a policy of dicts.
 
-    As `Collector`, which has the arguments, with every kind of manager and however it gathers; and
-    with the steps themselves. For evaluation, and for learning from whole episodes. Besides, it
-    takes `info_keys`: which keys of infos are kept; None for all.
+    Like `Collector`, which describes the arguments, it works with every kind of manager and every
+    way of gathering, but it returns the steps themselves: for evaluation, and for learning from
+    whole episodes. It also takes `info_keys`: the keys of infos to keep; None for all.
     """
 
     def collect(self, n_episodes: int) -> list[Trajectory]:
-        """Return so many episodes, in the order in which they ended, from their first steps on.
+        """Return `n_episodes` episodes from their first steps on, in the order in which they ended.
 
-        They are the first ones to begin, not the first ones to end. Besides, there may be some that
-        ended by a failure meanwhile, which others have replaced: they are `abnormal`. There are
-        fewer if the envs have no more. After an interrupt, what had been collected is returned by
-        the next one, as part of its episodes.
+        They are the first ones to begin, not the first ones to end. The list may also hold episodes
+        that a failure ended meanwhile: they are `abnormal`, and others have replaced them. It holds
+        fewer episodes if the envs have no more. After an interrupt, the next call returns what had
+        already been collected, as part of its episodes.
 
         Raises:
-            ConfigError: `n_episodes` is no integer >= 1.
-            StateError, ActionError, EnvManagerError: as `iterate`.
+            ConfigError: `n_episodes` is not an integer >= 1.
+            StateError, ActionError, EnvManagerError: as in `iterate`.
         """
         check_count("n_episodes", n_episodes)
         n_kept = sum(not piece.record.abnormal for piece in self._kept if piece.record is not None)

@@ -1,10 +1,11 @@
-"""What config files may do, as whoever runs them has said: three lists, in four places.
+"""What whoever runs config files allows them to do: three lists, in four places.
 
-The lists are modules that files may have imported, keys that they may set to anything, and
-environment variables that they may set in workers. The command line and code have them; and there
-are two more places: environment variables (`ENVMGR_ALLOW_IMPORTS` and others), and the table
-`[tool.envmgr]` in the `pyproject.toml` of the working directory. Never one beside the config file,
-not even if that is the working directory: it may have come with the config.
+The lists have modules that files may have imported, keys that they may set to anything, and
+environment variables that they may set in workers. They are given on the command line or in code,
+and in two more places: environment variables (`ENVMGR_ALLOW_IMPORTS` and others), and the table
+`[tool.envmgr]` in the `pyproject.toml` of the working directory. A `pyproject.toml` beside the
+config file is never read, not even if that folder is the working directory: it may have come with
+the config.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ else:  # the same library, as a package of its own
 
 
 class _List(NamedTuple):
-    """One of the lists: by the name that it has in code and in `pyproject.toml`.
+    """One of the lists, which `LISTS` has by its name in code and in `pyproject.toml`.
 
     Attributes:
-        field: of `Allowed`.
-        option: of the command line.
-        variable: of the environment.
-        entry: what is in it.
+        field: the field of `Allowed`.
+        option: the option of the command line.
+        variable: the environment variable.
+        entry: the check of each entry.
     """
 
     field: str
@@ -67,7 +68,7 @@ class Allowed:
 
     Attributes:
         imports: modules, with those below them, that they may have imported.
-        keys: that they may set to anything: `ray.runtime_env`, or with `manager.` before it.
+        keys: keys that they may set to anything: `ray.runtime_env`, or with `manager.` before it.
         env: environment variables that they may set in workers.
     """
 
@@ -83,12 +84,12 @@ class Allowed:
 
 
 def plain_key(key: str) -> str:
-    """Return a dotted key as the list of keys has it: those of managers without `manager.`."""
+    """Return a dotted key as the list of keys has it: a manager's key without `manager.`."""
     return key.removeprefix("manager.")
 
 
 def ways_out(list_name: str, entry: str) -> str:
-    """Return how to have something on one of the lists, for a message."""
+    """Return how to put an entry on one of the lists, for a message."""
     return (
         f"If you trust it, run with {LISTS[list_name].option} {entry}, pass load_config(..., "
         f"{list_name}=[{entry!r}]), or see docs/guide/configs.md for lasting ways."
@@ -99,7 +100,7 @@ def allowed_by_user(config_folder: Path) -> Allowed:
     """Return what the variables and the working directory's `pyproject.toml` allow.
 
     Args:
-        config_folder: resolved; no file in it is read.
+        config_folder: the folder of the config, resolved; no file in it is read.
 
     Raises:
         ConfigError: one of them is malformed.
@@ -117,14 +118,14 @@ def allowed_by_user(config_folder: Path) -> Allowed:
 
 
 def checked_lists(given: Mapping[str, Any], shown: Callable[[str], str] = str) -> Allowed:
-    """Return the lists that are given by the names of `LISTS`; None is the empty one.
+    """Return lists that are given by their names in `LISTS`, checked; None is an empty list.
 
     Args:
         given: some of the lists.
         shown: returns what a list is called in a message.
 
     Raises:
-        ConfigError: one is no list of such names.
+        ConfigError: one of them is not a list of names of its kind.
     """
     found = {}
     for name, one in LISTS.items():

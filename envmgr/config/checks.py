@@ -15,7 +15,7 @@ from envmgr.spaces.reading import Unreadable, error_text, read_list, short_text
 
 
 class Refused(Exception):
-    """A value that a check does not accept; the text says what is wrong in it, and may be empty."""
+    """A value that a check does not accept; the text, perhaps empty, says what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def show_value(value: object, limit: int = 80) -> str:
 
 
 _LEAST_BEGINNING = 3
-"""So many letters say what a name begins with."""
+"""The fewest letters that are taken for the beginning of a name."""
 
 
 def nearest_few(name: object, known: Iterable[str], most: int = 3) -> list[str]:
@@ -71,8 +71,8 @@ def check_value(check: Check, value: object, path: str, *, is_key: bool = False)
     Args:
         check: what is allowed.
         value: what was found.
-        path: of the key, or the name of the argument.
-        is_key: it is a key of a config, which has a default.
+        path: the path of the key, or the name of the argument.
+        is_key: whether it is a key of a config, which has a default.
 
     Raises:
         ConfigError: the value is not allowed; the message names the key's path, the value found
@@ -97,11 +97,11 @@ def check_value(check: Check, value: object, path: str, *, is_key: bool = False)
 
 
 MAX_SECONDS = 1e6
-"""Longest time limit; what is meant to be without limit is null. (`poll` overflows at 2**31 ms.)"""
+"""The longest time limit; null means no limit. (`poll` overflows at 2**31 ms.)"""
 
 
 def boolean() -> Check:
-    """True or false; numbers and words are refused."""
+    """Return a check for true or false; numbers and words are refused."""
 
     def convert(value: Any) -> bool:
         if not isinstance(value, (bool, np.bool_)):
@@ -112,7 +112,7 @@ def boolean() -> Check:
 
 
 def nothing() -> Check:
-    """False, where something can be left out altogether."""
+    """Return a check for false, where something can be left out altogether."""
 
     def convert(value: Any) -> bool:
         if boolean().convert(value):
@@ -134,7 +134,7 @@ def _as_int(value: Any) -> int:
 
 
 def integer(minimum: int, maximum: int | None = None) -> Check:
-    """A whole number in a range; bool is not a number, `4.0` is."""
+    """Return a check for a whole number in a range; a bool is not a number, `4.0` is."""
 
     def convert(value: Any) -> int:
         number = _as_int(value)
@@ -147,7 +147,7 @@ def integer(minimum: int, maximum: int | None = None) -> Check:
 
 
 def count_or_inf() -> Check:
-    """A whole number from 1 on, or `.inf` (kept as `math.inf`)."""
+    """Return a check for a whole number from 1 on, or `.inf` (kept as `math.inf`)."""
     whole = integer(1)
 
     def convert(value: Any) -> float:
@@ -166,7 +166,10 @@ def number(
     maximum: float = math.inf,
     unit: str = "",
 ) -> Check:
-    """A finite number, kept as float, within bounds; seconds have `MAX_SECONDS` as upper bound."""
+    """Return a check for a finite number within bounds, which is kept as float.
+
+    Seconds have `MAX_SECONDS` as upper bound.
+    """
     limit = min(maximum, MAX_SECONDS) if unit == "seconds" else maximum
 
     def convert(value: Any) -> float:
@@ -190,11 +193,11 @@ def number(
 
 
 MAX_TEXT = 1000
-"""Most characters of a string that names something; messages repeat it."""
+"""The most characters of a string that names something; messages repeat such a string."""
 
 
 def named(allowed: str, fits: Callable[[str], bool]) -> Check:
-    """A string of some form."""
+    """Return a check for a string of some form."""
 
     def convert(value: Any) -> str:
         if not isinstance(value, str) or not fits(value):
@@ -205,7 +208,7 @@ def named(allowed: str, fits: Callable[[str], bool]) -> Check:
 
 
 def text() -> Check:
-    """A string that is not empty."""
+    """Return a check for a string that is not empty."""
 
     def convert(value: Any) -> str:
         if not isinstance(value, str) or not value.strip():
@@ -218,7 +221,7 @@ def text() -> Check:
 
 
 def choice(*words: str) -> Check:
-    """One of some words."""
+    """Return a check for one of some words."""
 
     def convert(value: Any) -> str:
         if not isinstance(value, str) or value not in words:
@@ -230,12 +233,12 @@ def choice(*words: str) -> Check:
 
 
 def word(only: str) -> Check:
-    """One word, as an alternative to values of other types."""
+    """Return a check for one word, as an alternative to values of other types."""
     return Check(f"`{only}`", choice(only).convert)
 
 
 def or_null(check: Check, meaning: str = "", null_is: Any = None) -> Check:
-    """What `check` accepts, or null, which becomes `null_is`."""
+    """Return a check for what `check` accepts, or null, which becomes `null_is`."""
 
     def convert(value: Any) -> Any:
         return null_is if value is None else check.convert(value)
@@ -244,7 +247,7 @@ def or_null(check: Check, meaning: str = "", null_is: Any = None) -> Check:
 
 
 def either(*checks: Check) -> Check:
-    """What the first of `checks` that accepts the value makes of it."""
+    """Return a check that converts a value by the first of `checks` that accepts it."""
 
     def convert(value: Any) -> Any:
         details = []
@@ -259,7 +262,7 @@ def either(*checks: Check) -> Check:
 
 
 def as_items(value: object) -> Sequence[Any]:
-    """Return the entries of a list, tuple, range or 1-d array; refuse all else, also strings."""
+    """Return the entries of a list, tuple, range or 1-d array; refuse all else, even strings."""
     if not isinstance(value, (list, tuple, range, np.ndarray)):
         raise Refused
     try:
@@ -269,7 +272,10 @@ def as_items(value: object) -> Sequence[Any]:
 
 
 def list_of(check: Check, *, at_least: int = 0, allowed: str = "") -> Check:
-    """A list (kept as a tuple) of what `check` accepts; `allowed` may say that in other words."""
+    """Return a check for a list (kept as a tuple) of what `check` accepts.
+
+    `allowed` may say that in other words.
+    """
 
     def convert(value: Any) -> tuple[Any, ...]:
         items = as_items(value)

@@ -19,13 +19,13 @@ def check_env_arguments(
     """Refuse arguments in a file for envs of known packages that may do anything with them.
 
     Args:
-        env_id: of the env.
+        env_id: the id of the env.
         kwargs: its arguments.
         policy: what the file may do.
-        key: where the arguments are.
+        key: the config key of the arguments.
 
     Raises:
-        ConfigError: says what would allow them.
+        ConfigError: the arguments are not allowed; the message says what would allow them.
     """
     if not kwargs:
         return
@@ -47,6 +47,6 @@ def _without_version(name: str) -> str:
 
 
 def _registrar(spec: EnvSpec) -> str:
-    """Return the module of what builds an env."""
+    """Return the module of the class or function that builds an env."""
     build = spec.entry_point
     return build.partition(":")[0] if isinstance(build, str) else module_of(build)

@@ -1,7 +1,7 @@
 """Env factories from the section `env` of a config.
 
-All names are looked up once, here, before anything starts. The factories that come out are small,
-can be pickled, and build the same env wherever they are called: a gymnasium id travels as its
+All names are looked up once, here, before anything starts. The resulting factories are small, can
+be pickled, and build the same env wherever they are called: a gymnasium id travels as its
 registration, so that a worker needs no registry of its own, and repeats no warning about versions.
 """
 
@@ -36,12 +36,12 @@ from envmgr.types import EnvFactory
 _UNKNOWN_ARGUMENT = re.compile(
     r"unexpected keyword argument '(\w+)'(?!.*[Dd]id you mean)", re.DOTALL
 )
-"""What Python says of an argument; from 3.13 on it names the nearest itself."""
+"""What Python says about an unknown argument; from 3.13 on it names the nearest one itself."""
 
 
 @contextlib.contextmanager
 def _naming_what_was_meant(build: Any) -> Iterator[None]:
-    """Add to the error for an argument that `build` does not take the one that is like it."""
+    """Name the most similar argument in the error for one that `build` does not take."""
     try:
         yield
     except TypeError as error:
@@ -53,7 +53,7 @@ def _naming_what_was_meant(build: Any) -> Iterator[None]:
 
 
 def arguments_of(build: Any) -> list[str]:
-    """Return the names of the arguments that something takes; none if nobody can tell."""
+    """Return the names of the arguments that something takes; none if they cannot be found out."""
     with contextlib.suppress(Exception):
         if isinstance(build, str):
             build = registration.load_env_creator(build)
@@ -82,14 +82,15 @@ class ConfiguredWrapper:
 
 @dataclass(frozen=True)
 class ConfiguredEnv:
-    """Builds one env from a config; can be pickled if the env's registration can.
+    """A factory of one env from a config; it can be pickled if the env's registration can.
 
     Attributes:
         source: a gymnasium registration, `package.module:callable`, or a callable.
         kwargs: arguments of `gymnasium.make` or of the callable; every env gets a copy of its own
             (`to_plain`).
-        wrappers: what each is given the env and returns it wrapped; the innermost first.
-        module: imported before: the one that registers the env, in ids like `module:Env-v0`.
+        wrappers: callables that are given the env and return it wrapped; the innermost first.
+        module: the module that registers the env, in ids like `module:Env-v0`; it is imported
+            first.
     """
 
     source: EnvSpec | str | Callable[..., Any]
@@ -115,11 +116,11 @@ class ConfiguredEnv:
 
 
 def checked_env_num(env_num: Any, name: str = "env_num") -> int:
-    """Return a number of envs.
+    """Return a number of envs, checked.
 
     Args:
-        env_num: what was given as such.
-        name: of the argument, for the message.
+        env_num: what was given as the number.
+        name: the name of the argument, for the message.
 
     Raises:
         ConfigError: it is no integer from 1 on, or more than a manager takes.
@@ -171,7 +172,7 @@ def with_arguments(
     kwargs: Mapping[str, Any] | None,
     wrappers: Sequence[Any],
 ) -> EnvFactory:
-    """Return what builds the env of `build` with arguments and in wrappers; itself without any.
+    """Return a factory of `build`'s env with arguments and in wrappers; `build` without any.
 
     Args:
         build: a class or a function that builds an env.
@@ -181,7 +182,7 @@ def with_arguments(
     Raises:
         ConfigError: they are malformed, or a wrapper does not exist.
     """
-    # With any id, so that what is said of them is not that no env is named.
+    # Any id will do here: without one, the error would be that no env is named.
     config, own = _checked_section({"id": "any", "kwargs": kwargs, "wrappers": wrappers})
     check_imports(config, None)
     return _configured(build, config, own) if config.kwargs or config.wrappers else build
@@ -192,14 +193,14 @@ _OwnWrappers = Mapping[int, Callable[[Any], Any]]
 
 
 def _checked_section(given: Mapping[str, Any]) -> tuple[EnvConfig, _OwnWrappers]:
-    """Return a section that code gives, checked, and those of its wrappers that are no names."""
+    """Return the checked form of a section that code gives, and its wrappers that are no names."""
     section = as_mapping(given, EnvConfig.PATH)
     try:
         wrappers = as_items(section.get("wrappers"))
     except Refused:  # none, or no list: the section's own check says so
         return EnvConfig.from_mapping(section), {}
     own = {index: wrapper for index, wrapper in enumerate(wrappers) if callable(wrapper)}
-    # Any name in their places, so that messages count the others as they were given.
+    # Any name stands in their places, so that messages number the others as they were given.
     section["wrappers"] = ["gymnasium:Wrapper" if i in own else w for i, w in enumerate(wrappers)]
     return EnvConfig.from_mapping(section), own
 
@@ -220,8 +221,8 @@ def check_imports(config: EnvConfig, policy: FilePolicy | None) -> None:
 
     Args:
         config: the section.
-        policy: what may be imported; None is everything. What else a file may not say has been
-            asked where it was read: here nobody knows who said what.
+        policy: what may be imported; None is everything. What else a file may not set was checked
+            where the file was read: here it is not known which values came from it.
 
     Raises:
         ConfigError: a name is not allowed, or names something that does not exist.
@@ -256,7 +257,7 @@ def _registration(env_id: str, policy: FilePolicy | None) -> tuple[EnvSpec, str 
 
 
 def _import_known(name: str, policy: FilePolicy | None) -> None:
-    """Import the well-known package that registers an id, unless somebody has.
+    """Import the well-known package that registers an id, unless the id is already registered.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -305,7 +306,7 @@ def _unknown_id_text(env_id: str, name: str, error: Exception) -> str:
 
 
 def key_of(path: str) -> str:
-    """Return under which key of the section `env` a name belongs: `id` or `entry`."""
+    """Return the key of the section `env` under which a name belongs: `id` or `entry`."""
     if path.partition(":")[0].endswith(".py"):  # a file, of which the check of entries knows more
         return "entry"
     is_id = "/" in path or ":" not in path or "-v" in path.rpartition(":")[2]

@@ -21,13 +21,13 @@ from envmgr.config.merge import to_plain
 
 
 def seed_list() -> Check:
-    """A seed for each env, kept as a tuple."""
+    """Return a check for a list with a seed for each env, kept as a tuple."""
     allowed = "a list of integers >= 0 or null, one for each env"
     return list_of(or_null(integer(0)), at_least=1, allowed=allowed)
 
 
 def seed_mapping() -> Check:
-    """Seeds of some env_ids, kept as a dict with int keys."""
+    """Return a check for seeds of some env_ids, kept as a dict with int keys."""
     one = or_null(integer(0))
 
     def env_id_of(key: Any) -> int:
@@ -54,7 +54,7 @@ def seed_mapping() -> Check:
 
 
 def affinity() -> Check:
-    """Cores for all workers, or for each worker in turn; kept as tuples."""
+    """Return a check for cores of all workers, or of each worker in turn; kept as tuples."""
     cores = list_of(integer(0), at_least=1)
     by_worker = list_of(cores, at_least=1)
 
@@ -67,7 +67,7 @@ def affinity() -> Check:
 
 
 def variables() -> Check:
-    """Environment variables by name; null is none."""
+    """Return a check for environment variables by name; null is none."""
 
     def convert(value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
@@ -86,7 +86,7 @@ def variables() -> Check:
 
 
 def _is_variable(text: object) -> bool:
-    """Whether the system can have it as a part of the environment."""
+    """Return whether the system can have a text as a part of the environment."""
     if not isinstance(text, str) or "\0" in text:
         return False
     try:
@@ -137,7 +137,7 @@ POLICY_NAME = named(
 
 
 def free_mapping() -> Check:
-    """Keyword arguments: a mapping whose keys are identifiers, of any values; null is none."""
+    """Return a check for keyword arguments: identifiers mapped to any values; null is none."""
 
     def convert(value: Any) -> dict[str, Any]:
         if value is None:
@@ -153,7 +153,7 @@ def free_mapping() -> Check:
 
 
 def wrapper_list() -> Check:
-    """Wrappers by name, kept as a tuple of `{"path": ..., "kwargs": {...}}`."""
+    """Return a check for wrappers by name, kept as a tuple of `{"path": ..., "kwargs": {...}}`."""
     arguments = free_mapping()
 
     def one(item: Any) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def wrapper_list() -> Check:
 
 
 def _name_of(build: Any) -> str:
-    """Return by which name a config can have a class or function, in quotes."""
+    """Return, in quotes, the name by which a config can give a class or function."""
     module, name = (getattr(build, key, "") for key in ("__module__", "__qualname__"))
     path = f"{module}:{name}"
     return repr(path) if _has_colon(path) else "'package.module:Wrapper'"

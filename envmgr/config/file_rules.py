@@ -2,12 +2,12 @@
 
 A config file may come from anywhere. So each key of the schema says, where it is declared
 (`option(..., from_file=...)`), what a file may set it to, by one of the rules here; a key that says
-nothing may not be set by a file at all. Values of code are not asked, and of those of the command
-line only the names of modules and of what is in them: `--set` says which code is meant, and one of
-the lists has to say that it may be imported.
+nothing may not be set by a file at all. Values given by code are not checked by the rules. Of those
+given on the command line, only the names of modules and of what is in them are: `--set` says which
+code is meant, and one of the lists has to say that it may be imported.
 
-`admit` asks the rules of all keys that a file gives, before anything is imported or started. What
-they allow besides is in the hands of whoever runs the config: `allow_list` has the three lists.
+`admit` applies the rules of all keys that a file gives, before anything is imported or started.
+Whoever runs the config can allow more than the rules do: `allow_list` has the three lists.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class Asked:
     """What a config file asks for at one key.
 
     Attributes:
-        key: its dotted path.
-        value: in its normal form.
+        key: the key's dotted path.
+        value: the value in its normal form.
         policy: what the file may do.
-        env: the section `env` of the config, whoever gave what is in it.
-        is_override: an override has given it; that is asked only where code is named.
+        env: the section `env` of the config, whoever gave its values.
+        is_override: whether an override gave the value; overrides are checked only where they name
+            code.
     """
 
     key: str
@@ -67,37 +68,38 @@ class Asked:
 
 @dataclass(frozen=True)
 class Below(FileRule):
-    """The keys of a section say it, each for itself.
+    """The rule of a key that holds a section, each of whose keys has a rule of its own.
 
     Attributes:
-        lone: the key that a value without keys stands for, if it may.
+        lone: the key that is meant by a value given in place of the section's keys, if one may be.
     """
 
     schema: type[Section] | None = None
     lone: str | None = None
 
     def given(self, value: Any) -> Mapping[Any, Any]:
-        """Return the keys that a value gives."""
+        """Return the keys of the section that a value gives, with their values."""
         if isinstance(value, Mapping):
             return value
         return {} if value is None or self.lone is None else {self.lone: value}
 
 
 def _nothing_more(asked: Asked) -> None:
-    """All that the key accepts will do."""
+    """Admit all that the key accepts."""
 
 
 ANY = FileRule("anything", _nothing_more)
-"""Numbers, flags, and words of which the key knows all."""
+"""For numbers, flags, and words all of which the key knows."""
 
 plain = functools.partial(option, from_file=ANY)
-"""The field of a key that a file may set to anything that it accepts."""
+"""Returns the field of a key that a file may set to anything that the key accepts."""
 
 LOOKED_UP = FileRule("anything", _nothing_more)
-"""Texts that are only compared with names that are known: no path, no module and no command."""
+"""For texts that are only compared with known names: no path, no module and no command."""
 
 TAKES_AWAY = FileRule("anything", _nothing_more)
-"""Patterns of variables that workers do not get. `-I`, `-s` and `-P` of Python reach them yet."""
+"""For patterns of variables that workers do not get. `-I`, `-s` and `-P` of Python reach workers
+all the same."""
 
 
 def below(schema: type[Section], lone: str | None = None) -> Below:
@@ -106,11 +108,11 @@ def below(schema: type[Section], lone: str | None = None) -> Below:
 
 
 def unless_allowed(why: str, but: Check | None = None) -> FileRule:
-    """Return the rule of a key that a file may not set, or only to something, unless it is allowed.
+    """Return the rule of a key that a file may not set, or only to `but`, unless it is allowed to.
 
     Args:
         why: what the value could do, to follow "which".
-        but: what a file may set it to in any case.
+        but: what a file may set the key to in any case; None: nothing.
     """
 
     def admit(asked: Asked) -> None:
@@ -130,7 +132,7 @@ def _fits(check: Check, value: Any) -> bool:
 
 
 def plain_values() -> Check:
-    """Numbers, flags and nulls, and lists of these: what cannot name anything."""
+    """Return a check for values that cannot name anything: numbers, flags, nulls, lists of them."""
 
     def is_plain(value: Any) -> bool:
         if isinstance(value, (list, tuple)):
@@ -263,14 +265,14 @@ def admit(
     """Refuse what a config file may not set.
 
     Args:
-        schema: of a section.
-        said: what of the section the file gives, less what was overridden.
+        schema: the schema of a section.
+        said: the part of the section that the file gives, less what was overridden.
         whole: the section with the overrides.
         policy: what the file may do.
         env: the section `env`.
 
     Raises:
-        ConfigError: names the key, and says what would allow it.
+        ConfigError: a value is not allowed; the message names the key and says what would allow it.
         UnknownKeyError: a key of a section below does not exist.
         MissingDependencyError: a well-known package is meant that is not installed.
     """

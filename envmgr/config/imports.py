@@ -1,16 +1,17 @@
-"""What a config file may do; importing what a config names, inside an allow-list if a file did.
+"""What a config file may do; importing what a config names, within an allow-list for files.
 
 A config given by code is trusted: it imports what it names. A config file is not, since naming a
 module runs its code. What a file names is imported only when its module is
 
-* in the allow-list, which code (`load_config(..., allow_imports=["my_pkg"])`), the command line
-  (`--allow-import my_pkg`) or the user's surroundings (`allow_list`) give, never the file: `my_pkg`
-  allows `my_pkg` and `my_pkg.*`;
+* in the allow-list, which is given by code (`load_config(..., allow_imports=["my_pkg"])`), by the
+  command line (`--allow-import my_pkg`) or by the user's surroundings (`allow_list`), never by the
+  file: `my_pkg` allows `my_pkg` and `my_pkg.*`;
 * part of gymnasium (environment and wrapper classes) or of envmgr's own envs and policies;
-* one of the table of well-known packages (`known_envs`), and is installed as that: these may be
-  imported for the envs that they register. What arguments these may be given is said there, too;
-* found in the config file's own folder or in the current working directory, so that a user's own
-  config runs his own code without further ado; but not in the folder of a run that is resumed.
+* in the table of well-known packages (`known_envs`), and installed as such a package: these may be
+  imported for the envs that they register. The table also says which arguments the envs may be
+  given;
+* found in the config file's own folder or in the current working directory, so that users' own
+  configs run their own code without further ado; but not in the folder of a run that is resumed.
   Such a folder is appended to `sys.path`, once, and stays there, because workers import the module
   as well and get the `sys.path` of their parent. Appended, it shadows nothing: where Python would
   find another module of that name first, the import is refused. (For `import_names` and `preload`
@@ -19,7 +20,8 @@ module runs its code. What a file names is imported only when its module is
 The module is checked before it is imported, and the object it gave afterwards: `logging:os.system`
 names a function of `os`, whatever module it was reached through. Of gymnasium and of envmgr only
 classes of envs, wrappers and policies pass: their functions would import, or kill, what they are
-given. And no other module is looked into on the way, since some import their parts when asked.
+given. And no attribute of any other module is looked up on the way, since some modules import their
+parts when asked for them.
 """
 
 from __future__ import annotations
@@ -61,16 +63,16 @@ OWN_MODULES = ("envmgr.testing", "envmgr.env", "envmgr.collect")
 _POLICIES = "envmgr.collect.policies"
 
 _OF_CLASSES = ("gymnasium", *OWN_MODULES, *CLASS_MODULES)
-"""Modules of which a file may name classes of envs and wrappers."""
+"""Modules whose classes of envs and wrappers a file may name."""
 
 
 @dataclass(frozen=True)
 class FilePolicy(Allowed):
-    """What one config file may do: what is allowed to all of them, and what its place allows.
+    """What one config file may do: what all config files may, and what its place allows.
 
     Attributes:
         folders: folders whose own modules are allowed.
-        run: folder of a run that is resumed; its modules are not, wherever it is.
+        run: folder of a run that is resumed; its modules are not allowed, wherever it is.
     """
 
     folders: tuple[Path, ...] = ()
@@ -78,7 +80,7 @@ class FilePolicy(Allowed):
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Folders that modules and metadata count for nothing in, if they are to be installed."""
+        """Folders whose modules and metadata do not count as installed."""
         return self.folders if self.run is None else (*self.folders, self.run)
 
     def allows(self, module: str) -> bool:
@@ -86,15 +88,15 @@ class FilePolicy(Allowed):
         return _within(module, self.imports)
 
     def admit_key(self, key: str, value: object, why: str) -> None:
-        """Refuse to have a key set by the file that the list of keys does not have.
+        """Refuse to let the file set a key that is not in the list of keys.
 
         Args:
-            key: its dotted path.
+            key: the key's dotted path.
             value: what the file says.
-            why: why not, to follow that.
+            why: why the file may not set it, to follow the value in the message.
 
         Raises:
-            ConfigError: says what would allow it.
+            ConfigError: the key is not in the list; the message says what would allow it.
         """
         plain = plain_key(key)
         if plain not in map(plain_key, self.keys):
@@ -104,7 +106,7 @@ class FilePolicy(Allowed):
             )
 
     def refused_variable(self, key: str, name: str, value: object, why: str) -> ConfigError:
-        """Return the error for a variable that the file may not set, or not to that."""
+        """Return the error for a variable that the file may not set, or not to that value."""
         return ConfigError(
             f"{key} is {show_value(value)}, but {why}. {ways_out('allow_env', name)}"
         )
@@ -115,7 +117,7 @@ class FilePolicy(Allowed):
         With `registers` the import itself is all that the config asks for.
 
         Raises:
-            ConfigError: says what would allow it.
+            ConfigError: the module is not allowed; the message says what would allow it.
             MissingDependencyError: it is of a known package that is not installed.
         """
         if _within(module, (*self.imports, "gymnasium", *OWN_MODULES)):
@@ -132,12 +134,12 @@ class FilePolicy(Allowed):
         check_installed(known, self.places, name, key)
 
     def admit_registering(self, module: str, name: str, key: str) -> None:
-        """Refuse a module to be imported for what it registers that is not allowed for that.
+        """Refuse to import a module for what it registers unless it is allowed for that.
 
-        The folders do not count: modules in them are to be listed.
+        The folders do not count: modules in them have to be listed.
 
         Raises:
-            ConfigError: says what would allow it.
+            ConfigError: the module is not allowed; the message says what would allow it.
             MissingDependencyError: it is of a known package that is not installed.
         """
         if _within(module, (*self.imports, "gymnasium", *OWN_MODULES)):
@@ -154,7 +156,7 @@ class FilePolicy(Allowed):
         """Refuse arguments from a file for an env that may do anything with them.
 
         Raises:
-            ConfigError: says what would allow them.
+            ConfigError: they are not allowed; the message says what would allow them.
         """
         refused = sorted(set(given) - {"render_mode"})
         if known.plain_arguments or not refused or self._is_trusted(known.module):
@@ -170,7 +172,7 @@ class FilePolicy(Allowed):
         """Refuse an object that belongs to a module that is not allowed.
 
         Raises:
-            ConfigError: says what would allow it.
+            ConfigError: the module is not allowed; the message says what would allow it.
         """
         module = module_of(found)
         if self._is_trusted(module) or _is_env_class(found) or _is_own_policy(found):
@@ -181,7 +183,7 @@ class FilePolicy(Allowed):
         """Refuse to look for an attribute in a module that is not allowed.
 
         Raises:
-            ConfigError: says what would allow it.
+            ConfigError: the module is not allowed; the message says what would allow it.
         """
         if isinstance(owner, ModuleType):
             module = owner.__name__
@@ -194,10 +196,10 @@ class FilePolicy(Allowed):
         return any(_lives_in(folder, module.partition(".")[0]) for folder in self.folders)
 
     def _refuse_missing(self, top: str, name: str, key: str) -> None:
-        """Say of a module that nobody has that there is none: to allow it would be of no use.
+        """Refuse a module that does not exist at all: to allow it would be of no use.
 
         Raises:
-            ConfigError: there is no module of that name; what is like it is named.
+            ConfigError: there is no module of that name; the message names a similar one.
         """
         if find(top) is None and not any(_is_found_in(folder, top) for folder in self.folders):
             places = [*(f"in {folder}" for folder in self.folders), "where Python looks"]
@@ -224,9 +226,10 @@ def file_policy(
     """Return what `file` may do.
 
     Args:
-        lists: that the command line, or code, gives, by the names in `allow_list`.
-        file: its path.
-        is_of_run: its folder is that of a run, and is named for what was collected, not for code.
+        lists: the lists that the command line or code gives, by their names in `allow_list`.
+        file: the path of the config file.
+        is_of_run: whether its folder is that of a run, which is named for what was collected, not
+            for code.
 
     Raises:
         ConfigError: a list, or what the user has set for all configs, is malformed.
@@ -269,7 +272,7 @@ def import_object(
 
 
 def import_modules(names: Iterable[str], *, key: str = "manager.import_names") -> None:
-    """Import modules for what they register; whether a file may name them was asked before.
+    """Import modules for what they register; whether a file may name them was checked before.
 
     Raises:
         ConfigError: a module is not found or fails.
@@ -338,18 +341,18 @@ def _import_module(name: str, key: str) -> ModuleType:
 
 
 def _did_you_mean(missing: str, folders: Iterable[str] = ()) -> str:
-    """Return the end of a sentence about a module that there is not: a question after one like it.
+    """Return the end of a sentence about a missing module: it asks whether a similar one is meant.
 
     Args:
-        missing: the name.
-        folders: where modules of the user's are, besides the current one and that of the script.
+        missing: the name of the module.
+        folders: folders of the user's modules, besides the current one and that of the script.
     """
     above, _, last = missing.rpartition(".")
     places: list[str] = []
     if above:
         places = list(getattr(sys.modules.get(above), "__path__", ()))
     else:
-        # Not "": what Python looks at is what was the current folder when it looked there first.
+        # Not "" itself: for it, Python looks at the folder that was current when it first looked.
         with contextlib.suppress(OSError):  # it may be gone
             places = [os.path.abspath(place) for place in (*folders, "", *sys.path[:1])]
     alike = nearest(last, (found.name for found in pkgutil.iter_modules(places)))
@@ -382,7 +385,7 @@ def _within(module: str, prefixes: Iterable[str]) -> bool:
 
 
 def _is_env_class(found: Any) -> bool:
-    """Return whether it is a class of envs or wrappers that files may name."""
+    """Return whether an object is a class of envs or wrappers that files may name."""
     if not isinstance(found, type) or not _within(found.__module__, _OF_CLASSES):
         return False
     bases = {(base.__module__, base.__name__) for base in found.__mro__}
@@ -401,7 +404,8 @@ def _is_found_in(folder: Path, top: str) -> bool:
 def _lives_in(folder: Path, top: str) -> bool:
     """Return whether Python would take, or has taken, the module `top` from `folder` alone.
 
-    A namespace package has several homes: one in the folder does not make the others the user's.
+    A namespace package has several homes: that one is in the folder does not make the others the
+    user's.
     """
     homes = homes_of(find(top))
     return bool(homes) and all(home == folder for home in homes)

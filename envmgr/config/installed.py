@@ -1,9 +1,9 @@
 """Whether a module that the table of known packages names is the one that was installed as such.
 
 The name alone says little: a file `ale_py.py` in the working directory, or beside a config from
-somebody else, has the same. What is imported by the table has to be what Python would find, and has
-to come from the place where the distribution of that name was installed. Metadata of a distribution
-in the working directory or beside the config does not count.
+somebody else, has the same name. A module that is imported because of the table has to be the one
+that Python would find, and has to come from the place where the distribution of that name was
+installed. Metadata of a distribution in the working directory or beside the config does not count.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from envmgr.errors import ConfigError, MissingDependencyError
 
 
 def check_installed(known: KnownPackage, folders: Sequence[Path], name: object, key: str) -> None:
-    """Refuse a package of the table that is not installed, or hidden by something of its name.
+    """Refuse a package of the table that is not installed, or is hidden by something of its name.
 
     Nothing is imported.
 
     Args:
         known: the package.
-        folders: whose contents do not count as installed.
+        folders: folders whose contents do not count as installed.
         name: what the config says, for the message.
-        key: where, for the message.
+        key: the config key that says it, for the message.
 
     Raises:
         MissingDependencyError: it is not installed.

@@ -44,7 +44,7 @@ def _is_address(name: str) -> bool:
 
 
 def _amounts() -> Check:
-    """Amounts by name, more than 0; null is none."""
+    """Return a check for amounts by name, each more than 0; null is none."""
     amount = number(above=0)
 
     def convert(value: Any) -> dict[str, float]:
@@ -68,8 +68,9 @@ class GymVector(Section):
     Attributes:
         vectorization_mode: as in `gymnasium.make_vec`; None takes the vector form that the env is
             registered with, if it has one and no wrappers, else `sync`.
-        autoreset_mode: of `sync` and `async`; None has rows be reset as the manager says.
-        vector_kwargs: further arguments of the class, or of the registered vector form.
+        autoreset_mode: the mode of `sync` and `async`; None resets rows as the manager says.
+        vector_kwargs: further arguments of the vector env's class, or of the registered vector
+            form.
     """
 
     PATH: ClassVar[str] = "manager.gym_vector"
@@ -82,10 +83,10 @@ class GymVector(Section):
     autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | None = plain(
         None,
         or_null(choice("NextStep", "SameStep", "Disabled"), "Disabled"),
-        "of `sync` and `async`: when the vector env begins episodes by itself",
+        "for `sync` and `async`: when the vector env starts episodes by itself",
     )
     vector_kwargs: Mapping[str, Any] = option(
-        None, free_mapping(), "further arguments of the vector env", "{}", from_file=ARGUMENTS
+        None, free_mapping(), "further arguments for the vector env", "{}", from_file=ARGUMENTS
     )
 
 
@@ -96,12 +97,13 @@ class EnvPool(Section):
     Attributes:
         env_id: a task of envpool, such as `Pong-v5`.
         batch_size: how many envs give their results at a time, those that are done first; a
-            divisor of `env_num`. None, or `env_num`: those that were given actions, together.
-        num_threads: of the pool; None is as many as there are cores.
-        episodic_life: of Atari's envs, as the four that follow; None leaves envpool's default.
+            divisor of `env_num`. None, or `env_num`: all that were given actions, together.
+        num_threads: threads of the pool; None is as many as there are cores.
+        episodic_life: whether a lost life ends the episode; for Atari's envs, as are the next four
+            keys; None leaves envpool's default.
         reward_clip: whether rewards are -1, 0 or 1.
         stack_num: frames in an observation.
-        gray_scale: whether they are grey.
+        gray_scale: whether frames are grey.
         frame_skip: frames for each action.
         infos: which of the pool's infos timesteps have; None: all that are not about the pool.
         kwargs: further arguments of `envpool.make`.
@@ -110,13 +112,13 @@ class EnvPool(Section):
     PATH: ClassVar[str] = "manager.env_pool"
 
     env_id: str | None = option(
-        None, or_null(text()), "task of envpool, such as `Pong-v5`", from_file=LOOKED_UP
+        None, or_null(text()), "envpool task, such as `Pong-v5`", from_file=LOOKED_UP
     )
     batch_size: int | None = plain(
         None,
         or_null(integer(1), "env_num"),
-        "so many envs, those that are done first, give their results at a time: a divisor of "
-        "`env_num`; null: those that were given actions, together",
+        "number of envs whose results come at a time, those that are done first: a divisor of "
+        "`env_num`; null: those of all envs that were given actions, together",
     )
     num_threads: int | None = plain(None, or_null(integer(1), "all cores"), "threads of the pool")
     episodic_life: bool | None = plain(None, _flag, "Atari: a lost life ends the episode")
@@ -127,13 +129,13 @@ class EnvPool(Section):
     infos: tuple[str, ...] | None = option(
         None,
         or_null(list_of(text()), "all that are not about the pool"),
-        "which of the pool's infos timesteps have; each costs some microseconds per env and step",
+        "the pool's infos to put into timesteps; each costs some microseconds per env and step",
         from_file=LOOKED_UP,
     )
     kwargs: Mapping[str, Any] = option(
         None,
         free_mapping(),
-        "further arguments of `envpool.make`",
+        "further arguments for `envpool.make`",
         "{}",
         from_file=unless_allowed("can name programs, files and folders", but=plain_values()),
     )
@@ -141,15 +143,15 @@ class EnvPool(Section):
 
 @dataclass(frozen=True, slots=True)
 class NormalizationSection(Section):
-    """How `normalize_obs` and `normalize_reward` do it.
+    """How `normalize_obs` and `normalize_reward` normalise.
 
     Attributes:
-        keys: of an observation that is a Dict; None: all of them that hold boxes.
-        clip_obs: the largest number in normalised observations.
-        clip_reward: the largest normalised reward.
-        gamma: discounts the returns by whose spread rewards are divided.
+        keys: which keys of a Dict observation are normalised; None: all that hold boxes.
+        clip_obs: the largest absolute value in normalised observations.
+        clip_reward: the largest absolute value of a normalised reward.
+        gamma: the discount of the returns by whose spread rewards are divided.
         epsilon: added to variances.
-        frozen: statistics stay as they are.
+        frozen: whether the statistics stay as they are.
     """
 
     PATH: ClassVar[str] = "manager.normalization"
@@ -160,14 +162,14 @@ class NormalizationSection(Section):
         "keys of Dict observations to normalise",
         from_file=LOOKED_UP,
     )
-    clip_obs: float = plain(10.0, number(above=0), "the largest number in observations")
-    clip_reward: float = plain(10.0, number(above=0), "the largest reward")
+    clip_obs: float = plain(10.0, number(above=0), "largest absolute value in observations")
+    clip_reward: float = plain(10.0, number(above=0), "largest absolute value of a reward")
     gamma: float = plain(
-        0.99, number(minimum=0), "discounts the returns by whose spread rewards are divided"
+        0.99, number(minimum=0), "discount of the returns by whose spread rewards are divided"
     )
     epsilon: float = plain(1e-8, number(above=0), "added to variances")
     frozen: bool = plain(
-        False, boolean(), "statistics stay as they are, or are loaded: for evaluation"
+        False, boolean(), "keep the statistics as they are, or as they were loaded: for evaluation"
     )
 
 
@@ -176,14 +178,15 @@ class Ray(Section):
     """Where `type: ray` runs its hosts, and what each of them takes of the cluster.
 
     Attributes:
-        address: of the head node, `host:port`; `auto` is the cluster that this machine belongs to;
-            None the one that this process is connected to, else a new one on this machine.
-        num_cpus: that each host takes; None, as with Ray: one to be started, none to run.
-        num_gpus: likewise.
+        address: the address of the head node, `host:port`; `auto` is the cluster that this machine
+            belongs to; None the one that this process is connected to, else a new one on this
+            machine.
+        num_cpus: CPUs that each host takes; None, as with Ray: one to be started, none to run.
+        num_gpus: GPUs that each host takes.
         resources: further resources of the cluster that each host takes, by name.
-        scheduling: hosts go to as many nodes as there are, or to few.
-        runtime_env: of the hosts, as Ray has it: packages, files, variables.
-        isolation: `process`: each env is in a worker process of its node.
+        scheduling: whether hosts go to as many nodes as there are, or to few.
+        runtime_env: the `runtime_env` of the hosts, in Ray's form: packages, files, variables.
+        isolation: with `process`, each env is in a worker process of its node.
     """
 
     PATH: ClassVar[str] = "manager.ray"
@@ -191,7 +194,7 @@ class Ray(Section):
     address: str | None = option(
         None,
         or_null(named("`host:port`, or `auto`", _is_address), "a cluster on this machine"),
-        "head node of the cluster (`ray start --head` prints it); `auto`: the one that this "
+        "head node of the cluster (`ray start --head` prints it); `auto`: the cluster that this "
         "machine belongs to",
         from_file=unless_allowed("has this process connect to a cluster, which can run code in it"),
     )
@@ -211,12 +214,12 @@ class Ray(Section):
         from_file=LOOKED_UP,
     )
     scheduling: Literal["spread", "pack"] = plain(
-        "spread", choice("spread", "pack"), "hosts go to many nodes, or to few"
+        "spread", choice("spread", "pack"), "whether to place hosts on many nodes or on few"
     )
     runtime_env: Mapping[str, Any] | None = option(
         None,
         or_null(free_mapping(), "as the nodes are"),
-        "packages, files and variables of the hosts, as Ray's `runtime_env` has them",
+        "packages, files and variables of the hosts, in the form of Ray's `runtime_env`",
         from_file=unless_allowed(
             "has nodes run programs, fetch packages and files, and set variables"
         ),
@@ -224,13 +227,13 @@ class Ray(Section):
     isolation: Literal["actor", "process"] = plain(
         "actor",
         choice("actor", "process"),
-        "`actor`: the envs of a host are in its actor's process; `process`: each has a worker "
-        "process, which the actor starts and looks after",
+        "`actor`: the envs of a host run in its actor's process; `process`: each env has a worker "
+        "process, which the actor starts and supervises",
     )
 
 
 def section(kind: type[_S]) -> Check:
-    """What a section accepts, as a key of another: kept as a value of its class."""
+    """Return a check for a section as a key of another, which is kept as a value of its class."""
 
     def convert(value: Any) -> _S:
         if isinstance(value, kind):
@@ -243,7 +246,7 @@ def section(kind: type[_S]) -> Check:
 
 
 def _file_of_trace() -> Check:
-    """A file's name, which nothing stands in for: a section without it says so."""
+    """Return a check for a file's name without a default: the error says so if it is missing."""
     named = text()
 
     def convert(value: Any) -> Any:
@@ -262,8 +265,9 @@ class Trace(Section):
     """The timeline of what happens from launch to close.
 
     Attributes:
-        path: of the file, which `close` writes; replaced if it is there.
-        events: so many of what workers did, and of the trainer's calls, are kept: the newest.
+        path: the path of the file that `close` writes; an existing file is replaced.
+        events: how many events of workers, and how many of the trainer's calls, are kept: the
+            newest.
     """
 
     PATH: ClassVar[str] = "manager.trace"
@@ -278,12 +282,12 @@ class Trace(Section):
     events: int = plain(
         200_000,
         integer(1000, 10_000_000),
-        "so many of what workers did, and of the trainer's calls, are kept: the newest",
+        "number of the newest worker events to keep, and of the newest calls of the trainer",
     )
 
 
 def trace() -> Check:
-    """A section, or the path alone."""
+    """Return a check for the section, or for the path alone."""
 
     def convert(value: Any) -> Trace:
         return Trace(value) if isinstance(value, str) else section(Trace).convert(value)
@@ -296,7 +300,7 @@ MAX_UNITS = 65536
 
 
 def _shared_caps() -> Check:
-    """Numbers of units by name, which is part of the name of a file; null is none."""
+    """Return a check for numbers of units by name, a part of a file's name; null is none."""
     units = integer(1, MAX_UNITS)
 
     def convert(value: Any) -> dict[str, int]:
@@ -323,10 +327,11 @@ class Limits(Section):
     """How many envs may do something at one time.
 
     Attributes:
-        starting: may be built or reset.
-        starts_per_s: may begin with that in a second.
-        running: may be leased.
-        shared: there may be, by the name of a cap, in all managers of this user on this machine.
+        starting: how many may be built or reset.
+        starts_per_s: how many may begin to be built or reset in a second.
+        running: how many may be leased.
+        shared: how many there may be, by the name of a cap, in all managers of this user on this
+            machine.
     """
 
     PATH: ClassVar[str] = "manager.limits"
@@ -338,25 +343,26 @@ class Limits(Section):
     starting: int | None = plain(
         None,
         or_null(integer(1), "all"),
-        "so many envs may be built or reset at one time; others wait, in order of asking",
+        "number of envs that may be built or reset at the same time; others wait, first come, "
+        "first served",
     )
     starts_per_s: float | None = plain(
         None,
         or_null(number(above=0), "no limit"),
-        "so many envs may begin to be built or reset in any second; 0.5: one in two seconds",
+        "number of envs that may begin to be built or reset in any second; 0.5: one in two seconds",
     )
     running: int | None = plain(
         None,
         or_null(integer(1), "all"),
-        "so many envs may be leased at one time; other leases wait, in order of asking; calls for "
-        "batches are not counted",
+        "number of envs that may be leased at the same time; other leases wait, first come, first "
+        "served; calls for batches are not counted",
     )
     shared: Mapping[str, int] = plain(
         None,
         _shared_caps(),
-        "`{browser: 100}`: all managers of this user on this machine that name `browser` have so "
-        "many envs together, spares included; a launch waits until there are units for all of its "
-        "envs",
+        "`{browser: 100}`: all managers of this user on this machine that name `browser` have at "
+        "most 100 envs together, spares included; a launch waits until there are units for all of "
+        "its envs",
         "{}",
     )
 
@@ -366,7 +372,7 @@ class Metrics(Section):
     """What is measured of steps and resets, and who is shown it.
 
     Attributes:
-        port: of 127.0.0.1, on which an OpenMetrics endpoint is opened; None opens none.
+        port: the port of 127.0.0.1 on which an OpenMetrics endpoint is opened; None opens none.
     """
 
     PATH: ClassVar[str] = "manager.metrics"
@@ -392,11 +398,11 @@ class WorkerEnv(Section):
     PATH: ClassVar[str] = "manager.worker_env"
 
     allow: tuple[str, ...] = option(
-        ("*",), list_of(text()), "patterns of what is passed on", '["*"]', from_file=TAKES_AWAY
+        ("*",), list_of(text()), "patterns of variables to pass on", '["*"]', from_file=TAKES_AWAY
     )
     deny: tuple[str, ...] = option(
-        (), list_of(text()), "patterns of what is not", from_file=TAKES_AWAY
+        (), list_of(text()), "patterns of variables not to pass on", from_file=TAKES_AWAY
     )
     set: Mapping[str, str] = option(
-        None, variables(), "what is set besides", "{}", from_file=VARIABLES
+        None, variables(), "variables to set in addition", "{}", from_file=VARIABLES
     )

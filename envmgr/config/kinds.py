@@ -24,7 +24,7 @@ def check_kind(
         refused: keys that mean nothing to this kind, and why.
 
     Raises:
-        ConfigError: the config asks for more.
+        ConfigError: the config asks for something that the kind cannot do.
     """
     for key, reason in (refused or {}).items():
         value = getattr(config, key)

@@ -1,8 +1,8 @@
 """Well-known packages by the ids of the envs that they register with gymnasium when imported.
 
 Gymnasium imports no package for an id, so `ALE/Pong-v5` is unknown until somebody imports `ale_py`.
-This table says who has to be imported for which ids. It is what a config file may have imported
-without being allowed to: docs/security.md says what that rests on.
+This table says which module has to be imported for which ids. A config file may have these modules
+imported without being allowed to: docs/security.md says what that rests on.
 
 To add a package: read its registrations, and what its envs do with their arguments. If one of these
 can name code, a program, or a place to write to, `plain_arguments` is False.
@@ -21,14 +21,14 @@ class KnownPackage:
     """A package whose import registers envs.
 
     Attributes:
-        module: to import.
-        distribution: to install.
+        module: the module to import.
+        distribution: the distribution to install.
         source: file of its repository on GitHub that registers the envs.
-        namespaces: of their ids, the part before a slash.
+        namespaces: namespaces of their ids: the part before a slash.
         ids: patterns of ids without a namespace; `*` stands for anything.
-        plain_arguments: arguments of its envs are settings and paths to read, as far as has been
-            read. Else a config file gives none.
-        class_modules: modules of which a config file may name classes of envs and wrappers.
+        plain_arguments: whether the arguments of its envs are settings and paths to read, as far as
+            its code has been read. If not, a config file gives none.
+        class_modules: modules whose classes of envs and wrappers a config file may name.
     """
 
     module: str
@@ -242,7 +242,7 @@ KNOWN_PACKAGES: tuple[KnownPackage, ...] = (
 )
 
 CLASS_MODULES = tuple(name for known in KNOWN_PACKAGES for name in known.class_modules)
-"""Modules of which a config file may name classes of envs and wrappers."""
+"""Modules whose classes of envs and wrappers a config file may name."""
 
 
 def package_of_id(env_id: str) -> KnownPackage | None:
@@ -262,12 +262,12 @@ def package_around(module: str) -> KnownPackage | None:
 
 
 def package_of_classes(module: str) -> KnownPackage | None:
-    """Return the package of which a config file may name classes of envs and wrappers, if so."""
+    """Return the package of a module, if a config file may name its env and wrapper classes."""
     return next((known for known in KNOWN_PACKAGES if module in known.class_modules), None)
 
 
 def nearest_package(env_id: str) -> tuple[str, KnownPackage] | None:
-    """Return what an unknown id may have been meant to begin with, and the package of that."""
+    """Return the beginning that an unknown id may have been meant to have, and its package."""
     namespace, slash, _ = env_id.partition("/")
     begins = namespace if slash else env_id.partition("-")[0]
     heads = {

@@ -2,7 +2,8 @@
 
 `ManagerConfig` is the schema: the table in the docs, `default_manager_config`, the checks and the
 suggestions for mistyped keys all come from its fields. A config is a mapping (dict or EasyDict) of
-these keys; `ManagerConfig.from_mapping` makes it the frozen, checked value that the engine reads.
+these keys; `ManagerConfig.from_mapping` turns it into the frozen, checked value that the engine
+reads.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
 
 MAX_ENV_NUM = 65536
-"""Most envs of one manager; a larger number in a config is taken for a mistake."""
+"""The most envs of one manager; a larger number in a config is taken for a mistake."""
 
 Seed = int | tuple[int | None, ...] | Mapping[int, int | None] | None
 """One seed, one for each env_id, or some by env_id; None leaves an env unseeded."""
@@ -106,51 +107,54 @@ class ManagerConfig(Section):
         or_null(integer(1, MAX_ENV_NUM), "in code: as many as env_fn has"),
         "number of envs; null takes `len(env_fn)`; a mismatch raises",
     )
-    episode_num: float = plain(math.inf, count_or_inf(), "episodes per env before DONE")
-    max_retry: int = plain(1, integer(1), "attempts at one reset, the first included")
+    episode_num: float = plain(math.inf, count_or_inf(), "episodes per env before it is DONE")
+    max_retry: int = plain(1, integer(1), "attempts at one reset, including the first")
     retry_type: Literal["reset", "renew"] = plain(
         "reset",
         choice("reset", "renew"),
-        "reset or renew between attempts, while the worker is healthy",
+        "whether to reset or renew the env between attempts, while its worker is healthy",
     )
     retry_waiting_time: float = plain(
         0.1, number(minimum=0, unit="seconds"), "seconds between attempts, doubling at renewals"
     )
     auto_reset: bool = plain(
-        True, boolean(), "off: an ended env waits in NEED_RESET for `reset({id: params})`"
+        True, boolean(), "false: an ended env waits in NEED_RESET for `reset({id: params})`"
     )
     reset_inplace: bool = plain(
         False,
         boolean(),
-        "the env resets inside the step's own request: next `ready_obs` at once, reproducible "
-        "step for step; terminal observation kept; needs `auto_reset`",
+        "an ended env is reset within the request of its last step: its next `ready_obs` is there "
+        "at once, and runs are reproducible step for step; the terminal observation is kept; needs "
+        "`auto_reset`",
     )
     start_steps: int = plain(
         0,
         integer(0),
-        "most random steps that each env takes within its first reset after a launch: a number "
-        "drawn for each, by its seed, so that their episodes do not end together",
+        "most random steps that an env takes within its first reset after a launch; the number is "
+        "drawn for each env, by its seed, so that the envs' episodes do not end together",
     )
     step_timeout: float | None = plain(
-        None, _timeout, "seconds one step may take; null: no limit, a warning every 30 s"
+        None, _timeout, "seconds one step may take; null: no limit, but a warning every 30 s"
     )
     reset_timeout: float | None = plain(
-        None, _timeout, "seconds one reset may take; null: no limit, a warning every 30 s"
+        None, _timeout, "seconds one reset may take; null: no limit, but a warning every 30 s"
     )
     episode_timeout: float | None = plain(
         None,
         _timeout,
-        "seconds one episode of a leased env may take, from its reset; null: no limit; without "
-        "leases it means nothing",
+        "seconds one episode of a leased env may take, from its reset; null: no limit; no effect "
+        "without leases",
     )
     release_timeout: float = plain(
         5.0,
         number(minimum=0, unit="seconds"),
-        "seconds that a step of a leased env which nobody awaits any more may go on after the end "
-        "of its lease, before its worker is ended",
+        "seconds that a step of a leased env may go on after the end of its lease, if nobody "
+        "awaits it any more, before its worker is ended",
     )
     connect_timeout: float = plain(
-        60.0, number(above=0, unit="seconds"), "seconds from process start to env built and ready"
+        60.0,
+        number(above=0, unit="seconds"),
+        "seconds from the start of a process until its env is built and ready",
     )
     close_timeout: float = plain(
         5.0,
@@ -158,85 +162,92 @@ class ManagerConfig(Section):
         "seconds of grace before SIGTERM, then SIGKILL; for all workers together",
     )
     shared_memory: bool = plain(
-        True, boolean(), "fixed-layout data in shared memory; false: pipes only"
+        True, boolean(), "true: data of fixed layout goes through shared memory; false: pipes only"
     )
     copy_on_get: bool | Literal["until_send", "checked"] = plain(
         True,
         either(boolean(), word("until_send"), word("checked")),
-        "false: views, valid through that env's next two steps; checked: the same, and using one "
-        "after that raises; until_send: views, valid until that env's next action is sent",
+        "false: observations are views, valid through that env's next two steps; checked: the "
+        "same, but using a view after that raises; until_send: views, valid until that env's next "
+        "action is sent",
     )
     context: Literal["server", "fork", "spawn", "forkserver"] = plain(
         "server",
         choice("server", "fork", "spawn", "forkserver"),
-        "how workers start: envmgr's own launcher (`server`), or a standard method",
+        "how workers start: envmgr's own launcher (`server`), or a standard start method",
     )
     wait_num: float = plain(
         math.inf,
         count_or_inf(),
-        "timesteps to gather, or all that are outstanding, if those are fewer; `.inf`: all",
+        "number of timesteps to gather, or all outstanding ones if there are fewer; `.inf`: all",
         "2 async, .inf sync",
     )
     step_wait_timeout: float = plain(
         0.0,
         or_null(number(minimum=0, unit="seconds"), "0", null_is=0.0),
-        "seconds to wait for stragglers after `wait_num` is met; never shortens that wait",
+        "seconds to wait for stragglers after `wait_num` is met; never shortens the wait for "
+        "`wait_num`",
     )
     num_workers: int | Literal["auto"] | None = plain(
         None,
         or_null(either(integer(1), word("auto")), "one per env"),
-        "worker processes, or threads, which share the envs in equal runs of env_ids; null: one "
-        "per env; auto: found at launch by trying one env in a worker of its own; without effect "
-        "where envs run in the trainer's own thread (`base`)",
+        "number of worker processes, or threads, which share the envs in equal blocks of "
+        "consecutive env_ids; null: one per env; auto: determined at launch by trying one env in a "
+        "worker of its own; no effect where envs run in the trainer's own thread (`base`)",
     )
     spare_env_num: int = plain(
         0,
         integer(0, MAX_ENV_NUM),
-        "spare envs, each in a worker of its own, that are kept reset and take the place of envs "
-        "whose episodes end or whose workers fail; not with `base` or shared workers",
+        "number of spare envs, each in a worker of its own, that are kept reset and take the place "
+        "of envs whose episodes end or whose workers fail; not with `base` or shared workers",
     )
     on_failure: Literal["recover", "raise", "resume"] = plain(
         "recover",
         choice("recover", "raise", "resume"),
-        "recover: abnormal timestep and repair; raise: close and raise at once; resume: as "
-        "recover, but an env that has lost its worker goes on where it was saved last",
+        "recover: deliver an abnormal timestep and repair the env; raise: close and raise at once; "
+        "resume: like recover, but an env that has lost its worker continues from where it was "
+        "last saved",
     )
     snapshot_every: int | None = plain(
         None,
         or_null(integer(1), "never"),
-        "steps of an episode after which an env is saved, with `on_failure: resume`",
+        "save an env each time it has taken this many steps of an episode, with "
+        "`on_failure: resume`",
     )
     snapshot_copy: bool = plain(
         False,
         boolean(),
-        "envs that do not give their state themselves (`get_state` and `set_state`, or ALE's "
-        "`clone_state`) are copied for a snapshot: all of it has to be in attributes that can be "
+        "copy envs that do not give their state themselves (`get_state` and `set_state`, or ALE's "
+        "`clone_state`) for a snapshot: all of their state has to be in attributes that can be "
         "pickled",
     )
     max_failures: int = plain(
         3,
         integer(0),
-        "failures allowed per env_id in the window, besides those that its steps make up for",
+        "failures allowed per env_id in the window, not counting those that its steps make up for",
     )
     max_failure_share: float = plain(
         0.05,
         number(minimum=0, maximum=1),
         "failures that one step makes up for: with 0.05, an env that fails in 1 % of its steps or "
-        "less goes on for days, and one that fails in 5 % for some hundred steps; 0: every failure "
-        "counts, as with `max_failures: 0`",
+        "less goes on for days, and one that fails in 5 % for a few hundred steps; 0: every "
+        "failure counts, as with `max_failures: 0`",
     )
     max_failures_total: int | None = plain(
         None,
         or_null(integer(0), "`max(10, env_num)`"),
-        "failures allowed of all env_ids together in the window, likewise",
+        "failures allowed for all env_ids together in the window, counted in the same way",
     )
     failure_window_s: float = plain(
-        60.0, number(above=0, unit="seconds"), "length of the window of failures"
+        60.0,
+        number(above=0, unit="seconds"),
+        "length in seconds of the window in which failures are counted",
     )
     on_exhausted: Literal["raise", "drop"] = plain(
         "raise",
         choice("raise", "drop"),
-        "failures spent: raise (chaining the first cause), or drop the env_id (DONE, reported)",
+        "when no more failures are allowed: raise (chaining the first cause), or drop the env_id "
+        "(it is DONE, and that is reported)",
     )
     max_worker_rss_mb: float | None = plain(
         None,
@@ -249,38 +260,39 @@ class ManagerConfig(Section):
     nan_policy: Literal["allow", "abnormal", "raise"] = plain(
         "allow",
         choice("allow", "abnormal", "raise"),
-        "what a NaN in an observation or reward means",
+        "how a NaN in an observation or reward is treated",
     )
     check_actions: bool | Literal["strict"] = plain(
         True,
         either(boolean(), word("strict")),
-        "before anything is sent: known ids, ready, shape and kind; Discrete-like bounds too; "
-        "Box bounds only with `strict`",
+        "check before anything is sent: known ids, ready envs, shape and kind of actions, and "
+        "bounds of Discrete-like spaces; bounds of Box only with `strict`",
     )
     strict_dtype: bool = plain(
         False,
         boolean(),
-        "false: same-kind casts (float64 into float32) with one warning; true: exact",
+        "false: same-kind casts (float64 into float32) are made, with one warning; true: dtypes "
+        "have to be exact",
     )
     same_spaces: bool = plain(True, boolean(), "all envs must have equal spaces")
     seed: Seed = plain(  # noqa: RUF009 (a field, as all others; its default is immutable)
         None,
         or_null(either(integer(0), seed_list(), seed_mapping()), "unseeded"),
-        "as `manager.seed(...)`",
+        "seed or seeds, as in `manager.seed(...)`",
     )
     preload: tuple[str, ...] | Literal[False] | None = option(
         None,
         or_null(either(list_of(MODULE_NAME), nothing()), "found out"),
         "modules that the worker server imports once for all workers (`context: server`); null: "
-        "what the envs need of installed distributions is found out; false: none; this key, "
-        "`context` and those about workers' threads, cores, variables and memory mean nothing to "
-        "`thread`, which refuses them",
+        "those modules of installed distributions that the envs are found to need; false: none; "
+        "this key, `context` and the keys for workers' threads, cores, variables and memory mean "
+        "nothing to `thread`, which refuses them",
         from_file=MODULES,
     )
     limits: Limits | None = option(  # noqa: RUF009
         None,
         or_null(section(Limits), "none"),
-        "how many envs may be built, reset or leased at one time, or be there on this machine: "
+        "how many envs may be built, reset or leased at the same time, or exist on this machine: "
         "its keys are below",
         from_file=below(Limits),
     )
@@ -288,8 +300,8 @@ class ManagerConfig(Section):
     worker_affinity: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = plain(
         None,
         or_null(affinity(), "any core"),
-        "cores that workers may run on; null: any, but as many workers of several envs as there "
-        "are cores get one each",
+        "cores that workers may run on; null: any, but if there are as many workers with several "
+        "envs as cores, each gets one core",
     )
     worker_env: WorkerEnv | None = option(  # noqa: RUF009
         None,
@@ -300,36 +312,38 @@ class ManagerConfig(Section):
     worker_log: str | None = option(
         None,
         or_null(text(), "the trainer's streams"),
-        "folder in which each worker process writes what its envs print and log, in a file of its "
-        "own; without effect where envs run in the trainer's own thread",
+        "folder in which each worker process writes what its envs print and log, to a file of its "
+        "own; no effect where envs run in the trainer's own thread",
         from_file=LOG,
     )
     episode_log: str | None = option(
         None,
         or_null(text(), "none"),
-        "file to which a line of JSON is appended for each episode that ended and for each failure",
+        "file to which a line of JSON is appended for each ended episode and for each failure",
         from_file=EPISODE_LOG,
     )
     daemon: bool = plain(True, boolean(), "false: envs may start processes of their own")
     normalize_obs: bool = plain(
-        False, boolean(), "observations minus their mean, over their standard deviation"
+        False,
+        boolean(),
+        "subtract the mean from observations, and divide them by their standard deviation",
     )
     normalize_reward: bool = plain(
-        False, boolean(), "rewards over the standard deviation of discounted returns"
+        False, boolean(), "divide rewards by the standard deviation of the discounted returns"
     )
     episode_statistics: bool = plain(
-        False, boolean(), "the info that ends an episode has `episode`: return, length and seconds"
+        False, boolean(), "add `episode` to the last info of an episode: return, length and seconds"
     )
     normalization: NormalizationSection | None = option(  # noqa: RUF009
         None,
         or_null(section(NormalizationSection), "its defaults"),
-        "how that is normalised: its keys are below",
+        "how observations and rewards are normalised: its keys are below",
         from_file=below(NormalizationSection),
     )
     gym_vector: GymVector | None = option(  # noqa: RUF009
         None,
         or_null(section(GymVector), "as gymnasium does it"),
-        "how `type: gym_vector` makes one vector env of its envs: its keys are below",
+        "how `type: gym_vector` combines its envs into one vector env: its keys are below",
         from_file=below(GymVector),
     )
     env_pool: EnvPool | None = option(  # noqa: RUF009
@@ -348,7 +362,7 @@ class ManagerConfig(Section):
     metrics: Metrics | None = option(  # noqa: RUF009
         None,
         or_null(section(Metrics), "nothing is measured"),
-        "`{}`: how long steps and resets take is measured; its keys are below",
+        "`{}`: measure how long steps and resets take; its keys are below",
         from_file=below(Metrics),
     )
     trace: Trace | None = option(  # noqa: RUF009
@@ -396,7 +410,7 @@ class ManagerConfig(Section):
                 )
 
     def _check_shared_caps(self, limits: Limits, env_num: int) -> None:
-        """Refuse a cap under which there can never be all of the envs."""
+        """Refuse a cap that is too low for all of the manager's envs."""
         total = env_num + self.spare_env_num
         for name, units in limits.shared.items():
             if units < total:
@@ -409,7 +423,7 @@ class ManagerConfig(Section):
                 )
 
     def _check_spares(self) -> None:
-        """Refuse spares where they cannot take anybody's place."""
+        """Refuse spares where they cannot take the place of any env."""
         keeps = f"manager.spare_env_num is {self.spare_env_num}, but "
         if not self.auto_reset:
             raise ConfigError(

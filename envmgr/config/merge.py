@@ -68,8 +68,8 @@ def _held(value: Any) -> Any:
 def to_plain(value: Any) -> Any:
     """Return a deep copy with dicts for mappings of any class, lists and tuples kept as such.
 
-    Sets, deques, bytearrays and arrays that can be written are copied, too. Other objects, and
-    those in arrays, are not: what they hold, such as a lock, may be meant to be shared.
+    Sets, deques, bytearrays and writeable arrays are copied, too. Other objects, and objects in
+    arrays, are not: what they hold, such as a lock, may be meant to be shared.
 
     Raises:
         ConfigError: a mapping in it cannot be read, or it contains itself.
@@ -103,11 +103,11 @@ def deep_merge(
     """Return `base` with the keys of `update` on top, mappings merged key by key.
 
     Lists are replaced, as are the values under `REPLACED_WHOLE`. Neither argument is changed, and
-    the result shares nothing that `to_plain` copies. Unknown keys are the schema's business.
+    the result shares nothing with them that `to_plain` copies. Unknown keys are left to the schema.
 
     Args:
-        base: what is below.
-        update: what is on top; null (None) replaces whatever is below.
+        base: the mapping below.
+        update: the mapping on top; null (None) in it replaces whatever is below.
         path: dotted path of the two mappings, for messages and `REPLACED_WHOLE`.
 
     Raises:

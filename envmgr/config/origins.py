@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Source(Enum):
-    """Who has said a value. What a file says is not trusted; of an override, names of modules."""
+    """Who gave a value. Values of a file are not trusted, nor are module names in an override."""
 
     DEFAULT = "default"
     """Nobody: it is the default of all kinds."""
@@ -23,11 +23,11 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one value comes from; `str` has it in words, such as "file my.yaml".
+    """Where one value comes from; `str` gives it in words, such as "file my.yaml".
 
     Attributes:
-        source: who has said it.
-        name: of the file or of the kind.
+        source: who gave the value.
+        name: the name of the file or of the kind.
     """
 
     source: Source

@@ -2,9 +2,9 @@
 
 A config may come from anywhere, and its results are written with the rights of whoever runs it. So
 what a file names has to be below the working directory, where the results of runs go by default,
-and not hidden there. What it says is looked at first: a path that says to lead elsewhere is not
-looked up. Then symbolic links are followed to see where it leads. Whoever runs it may name any
-other place, on the command line or in code.
+and not hidden there. The text of a path is checked first: a path that leads elsewhere by its text
+is not looked up. Then symbolic links are followed to see where it leads. Whoever runs the config
+may name any other place, on the command line or in code.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def check_confined(path: object, key: str, instead: str) -> None:
 
 
 def _refuse_text_that_leads_out(path: str, shown: str, instead: str) -> str:
-    """Refuse a path that leads out by what it says, and return it with the user's home filled in.
+    """Refuse a path whose text leads out, and return it with the user's home filled in.
 
-    Nothing is looked up for that: to look for `/net/host/x` can mount what `host` has, and for
-    `~name` a directory service is asked.
+    Nothing is looked up for that: to look for `/net/host/x` can mount what `host` has, and to look
+    for `~name` asks a directory service.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it leads out.
     """
     first = Path(path).parts[:1]  # also of `./~name`, which `Path` takes for `~name`
     if "".join(first).startswith("~") and path.partition("/")[0] != "~":
@@ -87,7 +87,7 @@ def _leads_out(shown: str, target: object, home: object, instead: str) -> Config
 
 
 def check_output(path: object) -> None:
-    """Refuse a `collect.output` of a config file, as `check_confined`.
+    """Refuse a `collect.output` of a config file that leads out of the working directory.
 
     Raises:
         ConfigError: it leads elsewhere, or is no path.
@@ -99,14 +99,14 @@ _PLACES = {
     ("gymnasium", "RecordVideo"): "video_folder",
     ("envmgr", "FaultyEnv"): "folder",
 }
-"""Of the classes that any file may name, those that write, and the argument that says where."""
+"""Those classes that any file may name and that write, with the argument that says where."""
 
 
 def check_places(found: Any, kwargs: Mapping[str, Any], key: str) -> None:
-    """Refuse arguments of an env or a wrapper from a config file that have it write elsewhere.
+    """Refuse arguments of an env or a wrapper from a config file that make it write elsewhere.
 
-    This is about gymnasium's and envmgr's own. Those of allowed modules of others are trusted as
-    these modules are.
+    This is about gymnasium's and envmgr's own classes. Those of other allowed modules are trusted
+    as the modules are.
 
     Raises:
         ConfigError: as `check_confined`; or a part of a file's name has a path in it.
@@ -134,20 +134,20 @@ def check_places(found: Any, kwargs: Mapping[str, Any], key: str) -> None:
 
 
 _BEGINNING = b'{"traceEvents":['
-"""Of a timeline."""
+"""The beginning of a timeline."""
 
 BEGINNING_OF_LINES = b'{"envmgr_log":1,'
-"""Of each line of an episode log."""
+"""The beginning of each line of an episode log."""
 
 
 def check_timeline(path: object, key: str, instead: str) -> None:
-    """Refuse a file of a config file that is no place for a timeline.
+    """Refuse a file, named in a config file, that is no place for a timeline.
 
-    It is replaced when it is there, and its name could be one that has a meaning to somebody: so it
-    ends with `.json`, and what is there has to be a timeline.
+    An existing file is replaced, and its name could be one that has a meaning to somebody: so the
+    name has to end with `.json`, and an existing file has to be a timeline.
 
     Raises:
-        ConfigError: as `check_confined`; or the file is none.
+        ConfigError: as `check_confined`; or the file is no place for a timeline.
     """
     file = _confined_file(path, key, ".json", instead)
     if not _begins(file, _BEGINNING, key):
@@ -158,13 +158,13 @@ def check_timeline(path: object, key: str, instead: str) -> None:
 
 
 def check_log(path: object, key: str, instead: str) -> None:
-    """Refuse a file of a config file that is no place for an episode log.
+    """Refuse a file, named in a config file, that is no place for an episode log.
 
-    Lines are appended to what is there: so it ends with `.jsonl`, and what is there has to be empty
-    or an episode log.
+    Lines are appended to an existing file: so the name has to end with `.jsonl`, and an existing
+    file has to be empty or an episode log.
 
     Raises:
-        ConfigError: as `check_confined`; or the file is none.
+        ConfigError: as `check_confined`; or the file is no place for an episode log.
     """
     file = _confined_file(path, key, ".jsonl", instead)
     if not _begins(file, BEGINNING_OF_LINES, key, or_is_empty=True):
@@ -186,7 +186,7 @@ def _confined_file(path: object, key: str, suffix: str, instead: str) -> Path:
 
 
 def _begins(file: Path, beginning: bytes, key: str, *, or_is_empty: bool = False) -> bool:
-    """Whether a file is not there, or begins in this way."""
+    """Return whether a file does not exist, begins with `beginning`, or is empty if it may be."""
     try:
         if not os.path.lexists(file):
             return True

@@ -1,4 +1,4 @@
-"""Whether a Ray cluster that is started on this machine asks who comes for a token."""
+"""Whether a Ray cluster that is started on this machine asks whoever connects for a token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SINCE = (2, 59)
 def lets_everybody_in() -> str | None:
     """Return the version of Ray that is installed, if a cluster that it starts asks for no token.
 
-    Its processes listen on the ports of all interfaces, and run code for who comes in.
+    The processes of a cluster listen on ports of all interfaces, and run code for whoever connects.
     """
     try:
         installed = version("ray")

@@ -1,4 +1,4 @@
-"""The schema mechanism: dataclass fields that hold check, text, and trust in files, of a key.
+"""The schema mechanism: dataclass fields that hold a key's check, text, and rule for files.
 
 A section of a config is a `Section`, whose fields are made by `option`. Defaults, checks, the names
 suggested for unknown keys and the generated reference table all come from these fields.
@@ -19,20 +19,20 @@ from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.spaces.reading import Unreadable, read_dict
 
 _LINE = 96
-"""Characters of a line of messages that list many names."""
+"""The characters per line of a message that lists many names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FileRule:
-    """What a config file may set a key to; the rules that there are stand in `file_rules`.
+    """What a config file may set a key to; `file_rules` has all such rules.
 
     Attributes:
-        says: that in words, for the reference; empty is nothing.
+        says: what a file may set, in words, for the reference; empty is nothing.
         admit: is given a `file_rules.Asked`, and raises `ConfigError` if that is more than what a
             file may set; the error says what would allow it.
-        can_be_allowed: whether `--allow KEY` lets a file set it to anything.
-        names_code: overrides are asked as well: they say which code is meant, and one of the lists
-            has to say that it may be imported.
+        can_be_allowed: whether `--allow KEY` lets a file set the key to anything.
+        names_code: whether overrides are checked as well: they say which code is meant, and one of
+            the lists has to say that it may be imported.
     """
 
     says: str
@@ -56,7 +56,7 @@ def option(
         check: what the key accepts.
         doc: one line for the reference table.
         default_text: how the table shows the default, if not as its YAML.
-        from_file: what of it a config file may set; None: nothing, unless it is allowed to.
+        from_file: what a config file may set the key to; None: nothing, unless it is allowed to.
     """
     about = {"check": check, "doc": doc, "default_text": default_text, "from_file": from_file}
     return dataclasses.field(default=default, metadata=about)
@@ -78,13 +78,13 @@ class Section:
     """Where the section is in a config."""
 
     PASSED_OVER: ClassVar[frozenset[str]] = frozenset()
-    """Keys that may be there and mean nothing."""
+    """Keys that are accepted and mean nothing."""
 
     MEANT: ClassVar[Mapping[str, str]] = {}
-    """What is meant by keys that others have for the same."""
+    """What is meant by keys that other libraries use for the same purpose."""
 
     OTHERS: ClassVar[str] = ""
-    """Where keys belong that no known one is like: a sentence."""
+    """A sentence that says where keys belong that are like no known key."""
 
     def __post_init__(self) -> None:
         for name, check in checks_of(type(self)).items():
@@ -102,7 +102,7 @@ class Section:
         """Return the checked section of `cfg` on top of `preset` on top of the defaults.
 
         Args:
-            cfg: the user's keys; a dict or an EasyDict, not changed. None is the empty one.
+            cfg: the user's keys; a dict or an EasyDict, not changed. None is an empty one.
             preset: a kind's own defaults, such as `{"wait_num": 2}`; not changed.
 
         Raises:
@@ -134,13 +134,13 @@ def unknown_key(
 ) -> UnknownKeyError:
     """Return the error for a key that `where` does not know; it names the nearest known ones.
 
-    All of them it lists only where none is near, or where they are few.
+    It lists all of them only where none is near, or where they are few.
 
     Args:
         name: the key.
-        known: those that there are.
+        known: the known keys.
         where: the path of the section.
-        meant: what is meant by names that no known one is like.
+        meant: what is meant by names that are like no known key.
     """
     names = list(known)
     alike = " or ".join(map(repr, nearest_few(name, names)))
@@ -159,7 +159,7 @@ def unknown_key(
 
 
 def with_hint(error: UnknownKeyError, hint: str) -> UnknownKeyError:
-    """Return the error with a sentence more, which comes before the list of the known keys."""
+    """Return the error with one more sentence, which comes before the list of the known keys."""
     text, listed, keys = str(error).partition(_LISTED)
     return UnknownKeyError(f"{text} {hint}{listed}{keys}")
 
@@ -227,10 +227,10 @@ def _in_a_file(schema: type[Section], field: dataclasses.Field[Any]) -> str:
 
 
 def as_mapping(value: object, path: str) -> dict[Any, Any]:
-    """Return `value` as a dict of its own; null is the empty one.
+    """Return `value` as a new dict; null is an empty one.
 
     Raises:
-        ConfigError: it is something else than a mapping, or cannot be read.
+        ConfigError: it is not a mapping, or cannot be read.
     """
     if value is None:
         return {}

@@ -50,12 +50,12 @@ class EnvConfig(Section):
         from_file=OBJECT,
     )
     kwargs: Mapping[str, Any] = option(
-        None, free_mapping(), "keyword arguments for it", "{}", from_file=ARGUMENTS
+        None, free_mapping(), "keyword arguments for building the env", "{}", from_file=ARGUMENTS
     )
     wrappers: tuple[Mapping[str, Any], ...] = option(
         (),
         wrapper_list(),
-        "wrappers, the innermost first: a name, or `{path, kwargs}`",
+        "wrappers, innermost first: each is a name, or `{path, kwargs}`",
         from_file=WRAPPERS,
     )
 
@@ -106,8 +106,8 @@ class CollectConfig(Section):
     loggers: tuple[str, ...] = option(
         (),
         list_of(choice("csv", "tensorboard", "wandb")),
-        "what writes figures there every 10 s: `csv` (metrics.csv), `tensorboard` (by "
-        "tensorboardX), `wandb` (an offline run)",
+        "loggers that write figures to `output` every 10 s: `csv` (metrics.csv), `tensorboard` "
+        "(by tensorboardX), `wandb` (an offline run)",
         from_file=unless_allowed(
             "runs the wandb service, which listens, and reads settings of its own",
             but=list_of(choice("csv", "tensorboard")),
@@ -116,7 +116,7 @@ class CollectConfig(Section):
     videos: bool = plain(
         False,
         boolean(),
-        "save a video of each episode in `videos` there (extra `video`; envs need "
+        "save a video of each episode in `videos` below `output` (extra `video`; envs need "
         "`kwargs: {render_mode: rgb_array}`)",
     )
 

@@ -1,14 +1,14 @@
 """Environment variables that a config file may set in workers, and to what.
 
-A variable is one more way into a program: it can have it load code (`LD_PRELOAD`, `PYTHONPATH`,
-`PYTHONWARNINGS`, `QT_PLUGIN_PATH`), run a command (`BROWSER`, `PAGER`), write a file
+A variable is one more way into a program: it can make the program load code (`LD_PRELOAD`,
+`PYTHONPATH`, `PYTHONWARNINGS`, `QT_PLUGIN_PATH`), run a command (`BROWSER`, `PAGER`), write a file
 (`XLA_FLAGS`, `CUDA_CACHE_PATH`) or connect somewhere (`DISPLAY`, `http_proxy`). Nobody can list all
-of those, so here are the ones that a file may set: what envs and numerical libraries need, of which
-none can do any of that with the values that are allowed.
+such variables, so here are the ones that a file may set: those that envs and numerical libraries
+need, none of which can do any of that with the values that are allowed.
 
-To add one: read what every program does with it that may run in a worker, and let pass no more
-values than that shows to be harmless. Paths, names of modules, plugins or drivers that are looked
-up in folders, hosts, and lists of options for something else do not belong here.
+To add one: read what every program that may run in a worker does with it, and allow no more values
+than prove to be harmless. Paths, names of modules, plugins or drivers that are looked up in
+folders, hosts, and lists of options for something else do not belong here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEVICES = _pattern(
 _PLATFORMS = _pattern("cpu, cuda, gpu or rocm", r"(cpu|cuda|gpu|rocm)(,(cpu|cuda|gpu|rocm)){0,3}")
 
 HARMLESS: Mapping[str, Check] = {
-    # how frames are rendered: each names a part of the library, by a word that it knows
+    # how frames are rendered: each names a part of a library, by a word that the library knows
     "MUJOCO_GL": choice(
         *("egl", "osmesa", "glfw", "glx", "cgl", "wgl"), *("disable", "disabled", "off", "0")
     ),
@@ -86,4 +86,4 @@ HARMLESS: Mapping[str, Check] = {
     "TF_ENABLE_ONEDNN_OPTS": _FLAG,
     "TF_FORCE_GPU_ALLOW_GROWTH": _FLAG,
 }
-"""By name, what a config file may set it to."""
+"""What a config file may set each of these variables to, by name."""

@@ -16,18 +16,18 @@ from envmgr.errors import ConfigError
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
 MAX_NODES = 100_000
-"""Most values of one document, each alias counted as all that it stands for."""
+"""The most values of one document, each alias counted as all that it stands for."""
 MAX_CHARACTERS = 4 << 20
-"""Most characters of all its scalars, counted in the same way."""
+"""The most characters of all its scalars, counted in the same way."""
 
 MAX_DIGITS = 1000
-"""Most characters of one number. In base 60 (`1:30:00`) reading one takes quadratic time."""
+"""The most characters of one number. In base 60 (`1:30:00`) reading one takes quadratic time."""
 
 MAX_KEY = 1 << 31
-"""Numbers that are keys are nearer to zero. Hashes of numbers are no secret: of larger ones so many
-can be found with the same one that a mapping of them takes minutes."""
+"""Numbers that are keys have to be nearer to zero. The hashes of numbers are no secret: among
+larger numbers, so many with the same hash can be found that a mapping of them takes minutes."""
 MAX_TUPLE_KEYS = 100
-"""Most keys of a mapping that are tuples, for the same reason."""
+"""The most keys of a mapping that may be tuples, for the same reason."""
 
 _TUPLE_TAG = "tag:yaml.org,2002:python/tuple"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
@@ -46,11 +46,12 @@ _CONSTRUCTION_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeEr
 def load_yaml(text: str, name: str) -> Any:
     """Return the value of a YAML document: dicts, lists, tuples and scalars, no other objects.
 
-    Floats such as `1e3` are read as such, `!!python/tuple` makes a tuple, other `!!python` tags are
-    refused, and so are duplicate keys, more than one document and anything beyond the limits above.
+    Floats such as `1e3` are read as floats, `!!python/tuple` makes a tuple, other `!!python` tags
+    are refused, and so are duplicate keys, more than one document and anything beyond the limits
+    above.
 
     Args:
-        text: the document; an empty one is None.
+        text: the document; an empty one gives None.
         name: what to call it in messages.
 
     Raises:
@@ -148,8 +149,8 @@ class _Loader(yaml.SafeLoader):
             )
 
     def _refuse_duplicates(self, node: yaml.MappingNode) -> None:
-        # Before construction, because merging (`<<`) rewrites the pairs, and there an own key may
-        # stand beside the merged one.
+        # This is done before construction, because merging (`<<`) rewrites the pairs, in which a
+        # mapping's own key may then stand beside the merged one.
         seen, n_tuples = set(), 0
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -194,7 +195,7 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_sequence(_TUPLE_TAG, data, flow_style=True)
 
     def represent_text(self, data: str) -> yaml.Node:
-        # Unescaped, PyYAML reads these line breaks of Unicode back as spaces.
+        # Unless they are escaped, PyYAML reads these Unicode line breaks back as spaces.
         breaks = any(char in data for char in "\x85\u2028\u2029")
         style = '"' if breaks or data == _NULL_OF_PYTHON else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)

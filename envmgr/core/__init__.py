@@ -1,6 +1,7 @@
-"""The parent's side: states, deadlines, retries, renewals, and the checks of what is asked.
+"""The trainer's side: states, deadlines, retries, renewals, and the checks of arguments.
 
-`engine` and `owner` wait. All else here neither waits nor does I/O: it is told what arrived and
+`engine` and `owner` wait, and `board_writer` and `journal` have threads of their own. All else
+here neither waits nor does I/O: it is told what arrived and
 what time it is, and sends through a `Transport`.
 """
 

@@ -1,4 +1,4 @@
-"""What envs are at, as their trainer knows it: for the board, and for warnings of long waits."""
+"""What envs are doing, as their trainer knows it: for the board, and for warnings of long waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AT_WORK = np.isin(
     np.arange(len(Activity)),
     [Activity.STARTING, Activity.RESETTING, Activity.STEPPING, Activity.CALLING],
 )
-"""At what a host has to be asked first whether it has begun with it."""
+"""Activities for which it has to be found out first whether the host has begun with them."""
 
 _IN_WORDS = {
     Activity.ENDING: "waiting for the end of what it ran in",
@@ -66,12 +66,12 @@ def activities_of(hosts: Hosts) -> npt.NDArray[np.uint8]:
 
 
 def awaited_text(hosts: Hosts, board: Board | None, now: float) -> str:
-    """Return who is waited for, and who is not: `env 0 has been in step for 34 s; env 1 ...`.
+    """Return which envs are awaited, which not: `env 0 has been in step for 34 s; env 1 ...`.
 
     Args:
-        hosts: of the envs.
-        board: since when, as it was last looked; None: that is not known.
-        now: on the clock.
+        hosts: the hosts of the envs.
+        board: says since when, as of the last look at the envs; None: that is not known.
+        now: the present moment on the clock.
     """
     activities = activities_of(hosts)
     busy, rest = list[str](), list[str]()

@@ -1,7 +1,7 @@
 """The thread that writes the board of a manager, which other processes (`envmgr top`) read.
 
-It looks at the table once a second, and reads only. Nothing that happens in a step has to be noted
-for it, so it costs nothing there; what it says is as exact as it looks often.
+It looks at the table once a second, and only reads it. Steps have nothing to note for it, so it
+costs them nothing; the board is only as exact as these looks are frequent.
 """
 
 from __future__ import annotations
@@ -32,27 +32,30 @@ from envmgr.wire.latencies import KINDS, NUMBERS, summary
 
 LOOK_EVERY_S = 1.0
 _LEAST_REST = 100
-"""With many envs it looks less often: it rests so many times as long as it has looked."""
+"""The thread rests at least this many times as long as its last look took.
+
+With many envs, it therefore looks less often.
+"""
 
 _MOST_CALLS = 12
 
 _NUMBERS = itertools.count()
-"""Of boards, in the order of launches."""
+"""Gives boards their numbers, in the order of launches."""
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _COMMANDS = f"{_OURS}cli{os.sep}"
 
 
 class BoardWriter:
-    """Writes the board of an engine.
+    """The writer of an engine's board.
 
-    Where there are no fds or threads for it, there is no board, and all else goes on.
+    If no fd or thread can be had for it, there is no board, and everything else goes on.
 
     Args:
         clock: monotonic seconds.
 
     Attributes:
-        followers: what ends with it.
+        followers: what is ended together with the writer.
     """
 
     def __init__(self, kind: str, clock: Clock) -> None:
@@ -67,7 +70,7 @@ class BoardWriter:
 
     @property
     def board(self) -> Board | None:
-        """What it writes; None if there is none, or no more."""
+        """The board that is written; None if there is none, or none any more."""
         return None if self._posted is None else self._posted.board
 
     def begin(self, engine: Engine) -> None:
@@ -135,7 +138,7 @@ class BoardWriter:
     # -- looking ----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Write down how things are."""
+        """Write the present state of the envs to the board."""
         board, now = self.board, self._clock()
         if board is None:
             return
@@ -162,7 +165,7 @@ class BoardWriter:
             board.looked_at[0] = now
 
     def _write_counters(self, board: Board) -> bool:
-        """Write them down; return whether steps were sent or delivered since the last look."""
+        """Write the counters; return whether steps were sent or delivered since the last look."""
         counted = self._engine.supervisor.statistics
         before = board.counters[:2].tolist()
         board.counters[...] = (
@@ -191,9 +194,10 @@ class BoardWriter:
         """Write down which call the trainer is in, and where its main thread is.
 
         Args:
-            board: where.
-            now: the moment.
-            is_new: it is not the call of the last look, whatever its name.
+            board: the board to write to.
+            now: the time of this look.
+            is_new: whether this is not the call that the last look saw, even if its name is the
+                same.
         """
         caller = self._engine.caller
         call = "" if caller is None else caller.f_code.co_name
@@ -201,16 +205,17 @@ class BoardWriter:
             put_text(board.call, call)
             board.call_since[0] = now
         ident = threading.main_thread().ident or 0
-        # The frame has no name here: if it is this one, the board would stay open with it.
+        # No variable holds the frame: if it is the frame of this very function, the reference cycle
+        # would keep the board open.
         calls = _calls(frames_of_threads().get(ident))
         put_text(board.where, "\n".join(itertools.islice(calls, _MOST_CALLS)))
 
 
 def figures_of(engine: Engine) -> Callable[[], dict[str, Any]]:
-    """Return what gives the figures of a transport, and how long steps and resets take.
+    """Return a function that gives the figures of a transport, and how long steps and resets take.
 
-    From any thread. Once the engine is closed, those times are as they were when this was asked
-    before.
+    It may be called from any thread. Once the engine is closed, it gives the times that its last
+    call before that gave.
     """
     hosts, transport = engine.supervisor.hosts, engine.transport
     measured: dict[str, Any] = {}
@@ -226,10 +231,11 @@ def figures_of(engine: Engine) -> Callable[[], dict[str, Any]]:
 
 
 def _calls(frame: FrameType | None) -> Iterator[str]:
-    """Return the calls of a thread, the innermost first, in faulthandler's form.
+    """Yield the calls of a thread, the innermost first, in faulthandler's form.
 
-    Without those of ours that it is in: which that is, is known. Where a command of ours is the
-    trainer, it is its code that is shown, and not that of the packages which called it.
+    The innermost calls, inside envmgr, are left out: which public call they belong to is known. If
+    a command of envmgr is the trainer, the command's own code is shown, but not that of the
+    packages that called it.
     """
     while frame is not None and _is_of_manager(frame):
         frame = frame.f_back

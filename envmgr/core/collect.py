@@ -64,16 +64,15 @@ class ArrayBatch(NamedTuple):
 
     Attributes:
         env_ids: (k,) int64.
-        obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,).
-        reward: (k,) float64 if each reward is one number, be it in an array of shape (1,); float64
+        obs: (k, *shape), or a dict or tuple of such arrays; without fixed layout an object array
+            (k,).
+        reward: (k,) float64 if each reward is one number, also in an array of shape (1,); float64
             (k, *shape) if they are larger arrays; an object array (k,) if they are neither, or of
             different shapes.
         terminated: (k,) bool.
         truncated: (k,) bool.
-        infos: k infos, as they are in timesteps.
-
-    In infos the keys `terminated` and `truncated` are the manager's, where the env says how its
-    episodes end.
+        infos: k infos, as they are in timesteps. Their keys `terminated` and `truncated` are set by
+            the manager if the env says how its episodes end.
     """
 
     env_ids: npt.NDArray[np.int64]
@@ -92,12 +91,13 @@ class ArrayBatch(NamedTuple):
 
     @property
     def info_columns(self) -> InfoColumns:
-        """The infos as columns: for each key an `InfoColumn`, for keys of dicts such a dict again.
+        """The infos as columns: an `InfoColumn` for each key, or a nested dict for keys of dicts.
 
-        `values, present = batch.info_columns["x_position"]` gives (k,) or (k, *shape), zero where
-        an info has no such key, and (k,) bool. Values of unlike types or shapes, texts and None
-        are objects. Without `terminated` and `truncated`, which batches have by themselves. It
-        takes less than to look at all infos; whatever is set in either of them, the other stays.
+        `values, present = batch.info_columns["x_position"]` gives values (k,) or (k, *shape), zero
+        where an info has no such key, and present (k,) bool. Values of different types or shapes,
+        texts and None are objects. `terminated` and `truncated` are left out, as the batch has them
+        itself. This is cheaper than looking at all infos. Whatever is set in the columns does not
+        change the infos, and vice versa.
         """
         infos = self.infos
         return infos.columns() if type(infos) is BatchInfos else columns_of(_as_given(infos))
@@ -110,9 +110,9 @@ class ArrayBatch(NamedTuple):
 
     @property
     def abnormal(self) -> Sequence[int]:
-        """The positions of steps that were abnormal, ascending: what failed, or says so itself.
+        """The positions of abnormal steps, ascending: those that failed, or say so themselves.
 
-        To know them takes less than to look at all infos.
+        Reading this is cheaper than looking at all infos.
         """
         infos = self.infos
         if type(infos) is BatchInfos:
@@ -123,7 +123,7 @@ class ArrayBatch(NamedTuple):
     def told(self) -> Sequence[int]:
         """The positions of infos that hold more than `terminated` and `truncated`, ascending.
 
-        To know them takes less than to look at all infos.
+        Reading this is cheaper than looking at all infos.
         """
         infos = self.infos
         if type(infos) is BatchInfos:
@@ -139,14 +139,14 @@ class GivenInfos(tuple[Any, ...]):
     """Infos of timesteps that were put together one by one.
 
     Attributes:
-        as_given: the same, as they were when they were handed out.
+        as_given: copies of the infos, as they were when they were handed out.
     """
 
     as_given: list[Any]
 
     @classmethod
     def of(cls, infos: Iterable[Any]) -> GivenInfos:
-        """Return infos, with copies of them."""
+        """Return infos in this form, with copies of them in `as_given`."""
         given = cls(infos)
         given.as_given = [info.copy() if type(info) is dict else info for info in given]
         return given
@@ -157,7 +157,7 @@ def _as_given(infos: Sequence[Any]) -> Sequence[Any]:
 
 
 def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTimestep]:
-    """Return timesteps that were handed out by env_id, in whatever form that was."""
+    """Return timesteps by env_id, in whatever form they were handed out."""
     if not isinstance(result, ArrayBatch):
         return dict(result)
     infos, rewards = result.infos, result.reward.tolist()
@@ -180,7 +180,7 @@ def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTi
 _make_batch = partial(tuple.__new__, ArrayBatch)
 
 _WIDE = FIRST_WIDE << REWARD_SHIFT
-"""Flags from this on are those of rewards of several numbers: their bits are the highest."""
+"""Flags from this value on have rewards of several numbers: the reward bits are the highest."""
 
 
 class ReadyBatch(NamedTuple):
@@ -199,13 +199,13 @@ class Remarks(NamedTuple):
     """What replies say besides their observations, as far as they were looked at.
 
     Attributes:
-        usual: the flags that a reply has if there is nothing to it. Rewards of this kind are read
+        usual: the flags of a reply that has nothing special about it. Rewards of this kind are read
             together.
-        size: how many replies.
-        specials: the flags of those with something to them, by position.
-        details: info and reward of those, by position; without those of plain ends of episodes,
-            whose rewards are of the usual kind.
-        infos: those of all others that have one, if they can be read together.
+        size: how many replies there are.
+        specials: the flags of replies that have something special about them, by position.
+        details: info and reward of these special replies, by position; without those of plain ends
+            of episodes, whose rewards are of the usual kind.
+        infos: the infos of all other replies that have one, if they can be read together.
     """
 
     usual: int
@@ -216,7 +216,7 @@ class Remarks(NamedTuple):
 
     @property
     def have_rewards_of_different_shapes(self) -> bool:
-        """Whether those are no column of an array as they are."""
+        """Whether the rewards cannot be one column of an array as they are."""
         flags = (self.usual, *self.specials.values())
         kind = self.usual >> REWARD_SHIFT
         return max(flags) >= _WIDE and any(flag >> REWARD_SHIFT != kind for flag in flags)
@@ -229,16 +229,17 @@ class HandedOut:
     """Timesteps that a call is about to return.
 
     Attributes:
-        result: `{env_id: EnvTimestep}`, or an `ArrayBatch`; once they were read.
+        result: `{env_id: EnvTimestep}`, or an `ArrayBatch`, once the timesteps have been read.
         count: how many timesteps there are.
         n_before: timesteps delivered since launch, before these.
-        odd: ends of episodes among them that are to be followed up, which is not to be interrupted.
-        begun: the buffers of first observations, by env_id, if all episodes that ended among them
-            are told together with the beginnings of the next ones.
-        reset_infos: what those resets said, by env_id, if anything.
-        beginnings: what is noted of them; None until it was looked.
-        n_episodes: episodes ended since launch, these included; once it was looked.
-        fate: what is to become of the timesteps, if somebody wants to know.
+        odd: ends of episodes among them that have yet to be followed up, which must not be
+            interrupted.
+        begun: the buffers of first observations, by env_id, if the end of every episode that ended
+            among them is reported together with the beginning of the next one.
+        reset_infos: the infos of those resets, by env_id, as far as there are any.
+        beginnings: what is noted of these beginnings; None until that has been determined.
+        n_episodes: episodes ended since launch, these included, once that has been determined.
+        fate: where to note what becomes of the timesteps, if somebody wants to know.
     """
 
     result: Any = None
@@ -255,22 +256,22 @@ class HandedOut:
 class Collected(HandedOut):
     """Timesteps that have arrived, from when they are taken until their call has returned.
 
-    They are to be read once, before anything is sent to these envs again.
+    They have to be read once, before anything is sent to these envs again.
 
     Args:
-        ids: whose they are.
-        selection: those of them whose replies are in the block; None if there are none.
+        ids: the envs whose timesteps they are.
+        selection: the envs of these whose replies are in the block; None if there are none.
         buffers: the buffer that all of their observations are in, or bytes with one for each.
-        remarks: what else they say.
+        remarks: what else the replies say.
         kept: the other timesteps, by env_id.
         n_before: timesteps delivered since launch, before these.
-        block: where replies are read, also when a signal handler has closed the manager since.
+        block: where replies are read, even if a signal handler has closed the manager since.
         arena: where observations are read, likewise.
         in_c: what hands them out in C; None where Python does.
         said: the flags of the replies that end no episode, as C has found them; None if it has not.
 
     Attributes:
-        endings: of episodes; None until it was looked.
+        endings: the ends of episodes; None until they have been determined.
     """
 
     endings: Sequence[Ending] | None = None
@@ -305,18 +306,19 @@ class Collector:
     """Finds what has arrived, reads it and hands it out.
 
     Args:
-        hosts: whose steps.
-        episodes: ends them.
+        hosts: the hosts whose steps are collected.
+        episodes: ends episodes.
         statistics: where steps are counted.
         journal: keeps what is handed out until its call has returned.
         selections: envs that are stepped together.
         go_on: does what follows timesteps that were handed out.
-        reset_inplace: a step that ends an episode is complete with the next one's beginning.
-        has_spares: what follows an episode is decided here, not by the host.
+        reset_inplace: whether a step that ends an episode is complete only with the beginning of
+            the next one.
+        has_spares: whether what follows an episode is decided here, not by the host.
 
     Attributes:
-        left: the env whose reply `take` has found and left, because it has to be looked at by
-            itself.
+        left: the env whose reply `take` has found and left, because it has to be handled
+            individually.
     """
 
     def __init__(
@@ -345,7 +347,7 @@ class Collector:
         self._replies: BlockReplies | None = None
 
     def share(self, block: Block | None, replies: BlockReplies | None) -> None:
-        """Look at this block from now on; None: at none any more."""
+        """Read this block from now on; with None, stop reading any."""
         self._block, self._replies = block, replies
         self._selections.share(block)
 
@@ -385,10 +387,10 @@ class Collector:
         return table.complete(found)
 
     def finds_malformed(self) -> bool:
-        """Whether a reply in the block is malformed; its env is `left`, others are awaited still.
+        """Whether a reply in the block is malformed, while others are awaited; its env is `left`.
 
-        Asked while something out of the ordinary goes on: who waits for all need not wait for the
-        host that has sent nonsense.
+        This is asked while something out of the ordinary goes on, so that a caller that waits for
+        all replies need not wait for the host that has sent nonsense.
         """
         block = self._block
         if block is None:
@@ -400,7 +402,7 @@ class Collector:
         )
 
     def any_goes_on(self, env_ids: Sequence[int]) -> bool:
-        """Whether one of these envs, whose timesteps have arrived, is ready when it has its own."""
+        """Whether one of these envs is ready once its timestep, which has arrived, is delivered."""
         goes_on = self._table.goes_on
         return any(not self._is_end(env_id) and goes_on(env_id) for env_id in env_ids)
 
@@ -413,11 +415,11 @@ class Collector:
     # -- taking it ----------------------------------------------------------------------------
 
     def take(self, selection: Selection) -> Collected | None:
-        """Take the timesteps of envs that have arrived.
+        """Take the timesteps of these envs, all of which have arrived.
 
         Returns:
-            What they hold; reading it hands them out. None if the reply of one, which is `left`
-            then, has to be looked at by itself before: nothing was taken.
+            What they hold; reading it hands them out. None if the reply of one env, which is `left`
+            then, has to be handled individually first: nothing was taken.
         """
         undelivered, n_before = self._table.undelivered, self._statistics.timesteps
         in_c, block, arena = selection.in_c, self._block, self._table.observed.arena
@@ -457,7 +459,7 @@ class Collector:
             self.left = next(i for i in selection.ids if column[i] != Phase.POSTED)
             return None
         raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
-        # What is kept there is the same for ever: what ordinary replies say, given their flags.
+        # What is kept there never changes: what ordinary replies say, given their flags.
         found = selection.ordinary.get(raw) or self._looked_at(selection, raw)
         if found is None:
             return None
@@ -470,7 +472,7 @@ class Collector:
         return collected
 
     def _note_beginnings(self, collected: Collected) -> None:
-        """Note whether the ends among timesteps are told together with the next beginnings."""
+        """Note whether all ends of episodes are reported with the beginnings of the next ones."""
         selection, episodes, replies = collected.selection, self._episodes, self._replies
         if not episodes.ends_in_place or selection is None or replies is None:
             return
@@ -486,7 +488,7 @@ class Collector:
                 collected.begun, collected.reset_infos = begun, infos
 
     def take_arrays(self, selection: Selection) -> HandedOut | None:
-        """As `take`, for who wants arrays: what is ordinary is read at once, and handed out."""
+        """As `take`, but for arrays: ordinary timesteps are read and handed out at once."""
         in_c = selection.in_c
         handed = None if in_c is None else in_c.hand_out(selection.recipes)
         if handed is None:
@@ -499,7 +501,7 @@ class Collector:
         return result
 
     def _remarks_of(self, selection: Selection, flags: int) -> Remarks | None:
-        """Return what replies say that all have these flags; None if one has to be looked at."""
+        """Return what replies say that all have these flags; None if one needs a closer look."""
         if not flags & HAS_INFO:
             remarks = selection.ordinary[flags] = Remarks(flags, selection.count)
             return remarks
@@ -521,7 +523,7 @@ class Collector:
         return BatchInfos(_make_remarks((flags, selection.count, _EMPTY, _EMPTY, infos)))
 
     def _misreads(self, texts: Arena | Arenas, selection: Selection, buffers: Any) -> bool:
-        """Read the texts of observations; whether one makes no sense, whose env is `left` then."""
+        """Read texts of observations; return whether one makes no sense: its env is `left`."""
         odd = texts.read_texts(selection.ids, buffers)
         if odd is not None:
             self.left = odd
@@ -593,7 +595,7 @@ class Collector:
         return where, Remarks(usual, selection.count, specials, details, infos)
 
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
-        """Look at a reply with something to it; False if it is malformed."""
+        """Read a reply with something special about it; False if it is malformed."""
         replies = self._replies  # once, as in `have_arrived`
         if replies is None:
             return False
@@ -605,7 +607,7 @@ class Collector:
         return True
 
     def _not_reset(self, env_ids: list[int]) -> list[int]:
-        """Return those of some envs whose episodes have ended, and the next ones not begun."""
+        """Return which of these envs, whose episodes have ended, have not begun the next ones."""
         replies = self._replies  # once, as in `have_arrived`
         return (
             env_ids if replies is None else replies.not_reset(env_ids, self._table.tokens[env_ids])
@@ -662,7 +664,7 @@ class Collector:
         """Read what was taken, and hand it out as arrays.
 
         Returns:
-            None if they have to be put together from `timesteps`: nothing was handed out.
+            None if the arrays have to be put together from `timesteps`: nothing was handed out.
         """
         selection, block, remarks = collected.selection, collected.block, collected.remarks
         odd = remarks.specials and remarks.have_rewards_of_different_shapes
@@ -699,13 +701,13 @@ class Collector:
     def _note_recipe(
         self, selection: Selection, window: Window, arena: Arena | Arenas, flags: int
     ) -> None:
-        """Have `take_arrays` hand out in C what says the same the next time, ends included.
+        """Have `take_arrays` hand out later timesteps with these flags in C, ends included.
 
         Args:
             selection: the envs.
             window: their rows.
             arena: where their observations are; there are no texts among them.
-            flags: those of timesteps that end no episode.
+            flags: the flags of timesteps that end no episode.
         """
         none = selection.none.copy
         obs, rewards = arena.maker(selection, flags & BUFFER_BITS), window.rewards.copy
@@ -727,16 +729,16 @@ class Collector:
         ends: Mapping[int, int],
         begun: Mapping[int, int],
     ) -> tuple[Any, Any, BatchInfos] | None:
-        """Return terminated, truncated and infos of envs some of which ended episodes in place.
+        """Return terminated, truncated and infos of envs, some of which ended episodes in place.
 
         Args:
             selection: the envs.
-            flags: of the others.
-            ends: the flags of those, by position.
-            begun: as of `HandedOut`.
+            flags: the flags of the envs that ended none.
+            ends: the flags of the envs that ended one, by position.
+            begun: as in `HandedOut`.
 
         Returns:
-            None if there is more to know of one of them.
+            None if one of these ends needs a closer look.
         """
         if not self._episodes.may_end_in_place(begun):
             return None
@@ -761,7 +763,7 @@ class Collector:
             self._go_on(collected)
 
     def _redo(self, collected: Collected, again: bool) -> None:
-        """Have envs whose timesteps were read be ready, or at the end of their episodes."""
+        """Note that envs whose timesteps were read are ready, or at the end of their episodes."""
         journal, statistics, endings = self._journal, self._statistics, collected.endings
         if endings is None:  # so nothing was changed so far
             has_ends = collected.remarks.specials and not collected.begun
@@ -771,12 +773,12 @@ class Collector:
         journal.returning = Returning(collected, journal.caller)
         is_closed = self._table.states.column[collected.ids[0]] == EnvState.VOID
         if is_closed and statistics.timesteps == collected.n_before:
-            # By a signal handler since they were taken: they were cancelled with all the others.
+            # A signal handler has closed it since they were taken, which cancelled them, too.
             statistics.cancelled -= collected.count
         self._table.delivered(collected.selection, collected.kept)
         statistics.timesteps = collected.n_before + collected.count
         if endings:
-            # Those of most episodes have been followed up by their hosts already.
+            # The hosts have already followed up the ends of most episodes.
             collected.odd = odd = (
                 self._episodes.end_plainly(endings) if self._resets_plainly else endings
             )
@@ -785,7 +787,7 @@ class Collector:
             self._end_in_place(collected, again)
 
     def _end_in_place(self, handed: HandedOut, again: bool) -> None:
-        """Have episodes end, and the next ones begin, with timesteps that were handed out."""
+        """End episodes, and begin the next ones, with timesteps that were handed out."""
         beginnings = handed.beginnings
         if beginnings is None:  # so nothing of this was noted so far
             beginnings = self._episodes.beginnings(handed.begun)
@@ -795,7 +797,7 @@ class Collector:
         self._statistics.episodes = handed.n_episodes
 
     def _endings(self, collected: Collected) -> list[Ending]:
-        """Return the ends of episodes that were taken out of the block."""
+        """Return the ends of episodes among the timesteps that were taken out of the block."""
         selection, episodes_done = collected.selection, self._table.episodes_done
         if selection is None:
             return []
@@ -806,15 +808,15 @@ class Collector:
         ]
 
     def follow_up(self, collected: HandedOut) -> None:
-        """Go on with the episodes that ended otherwise than most; not to be interrupted."""
+        """Follow up the ends of episodes that are not plain ones; must not be interrupted."""
         odd, collected.odd = collected.odd, ()
         for env_id, flag, _ in odd:
             self._episodes.end(self._table.envs[env_id], after_of(flag))
 
     def give_back(self, collected: HandedOut) -> None:
-        """Have envs owe the timesteps that were handed out by a call that has not returned.
+        """Have envs owe again the timesteps that were handed out by a call that has not returned.
 
-        Not to be interrupted.
+        This must not be interrupted.
         """
         if collected.fate is not None:
             collected.fate.given_back = True
@@ -823,9 +825,9 @@ class Collector:
         self._statistics.timesteps = collected.n_before
 
     def owe(self, timesteps: Mapping[int, EnvTimestep]) -> None:
-        """Have envs owe timesteps that were handed out, but for those that have stepped since.
+        """Have envs owe timesteps again that were handed out, except envs that owe one anyway.
 
-        Not to be interrupted.
+        This must not be interrupted.
         """
         again = {i: each for i, each in timesteps.items() if not self._table.owes(i)}
         self._table.undelivered.update(again)
@@ -856,8 +858,8 @@ def _infos_of(remarks: Remarks) -> list[Any]:
 
 
 _NO_END, _NO_INFO = {"terminated": False, "truncated": False}, dict[str, Any]()
-"""The infos of ordinary steps, of which each gets a copy: of envs that say how episodes end, and of
-those that do not."""
+"""The infos of ordinary steps, each of which gets a copy: for envs that say how episodes end, and
+for those that do not."""
 
 
 def _ends(remarks: Remarks) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -872,12 +874,12 @@ def _ends(remarks: Remarks) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_
 
 
 def ends_of(done: bool, info: Any) -> tuple[bool, bool]:
-    """Return (terminated, truncated) of a timestep whose env need not have said.
+    """Return (terminated, truncated) of a timestep, even if its env does not say how it ended.
 
-    `done` decides whether the episode ended, the info only how. Without a word, or with one that
-    contradicts `done`, it counts as terminated; as truncated if all that is said is that it is not
-    terminated. Where the info is a list or tuple of infos, one of them is enough, and so is one
-    agent where it says so by agent.
+    `done` decides whether the episode ended, the info only how. If the info does not say, or
+    contradicts `done`, the episode counts as terminated; if the info says only that it is not
+    terminated, it counts as truncated. If the info is a list or tuple of infos, it is enough that
+    one of them sets a flag; where a flag is given per agent, one agent is enough, too.
     """
     if not done:
         return False, False
@@ -889,7 +891,7 @@ def ends_of(done: bool, info: Any) -> tuple[bool, bool]:
 
 
 def _flag_of(info: Any, name: str) -> bool | None:
-    """Return a flag of an info; None if it does not say."""
+    """Return a flag of an info; None if the info does not have it."""
     if isinstance(info, dict):
         flag = info.get(name)
         if isinstance(flag, dict):
@@ -900,10 +902,10 @@ def _flag_of(info: Any, name: str) -> bool | None:
 
 
 class BatchInfos(Sequence[dict[str, Any]]):
-    """The infos of steps; made when one of them is asked for.
+    """The infos of steps, which are made when one of them is asked for.
 
     Args:
-        remarks: of their replies.
+        remarks: the remarks of their replies.
     """
 
     __slots__ = ("_infos", "_remarks")
@@ -914,7 +916,7 @@ class BatchInfos(Sequence[dict[str, Any]]):
 
     @property
     def are_ordinary(self) -> bool:
-        """Whether none of the steps has anything to it."""
+        """Whether none of the steps has anything special about it."""
         return not self._remarks.specials
 
     @property
@@ -925,7 +927,7 @@ class BatchInfos(Sequence[dict[str, Any]]):
 
     @property
     def told(self) -> Sequence[int]:
-        """Where there are infos that hold more than `terminated` and `truncated`, ascending."""
+        """The positions of infos that hold more than `terminated` and `truncated`, ascending."""
         details, read = self._remarks.details, self._remarks.infos
         told = [position for position, (info, _) in details.items() if info]
         if read is not None:
@@ -934,7 +936,7 @@ class BatchInfos(Sequence[dict[str, Any]]):
 
     @property
     def abnormal(self) -> Sequence[int]:
-        """Where steps were abnormal, ascending; no info says so that is not looked at by itself."""
+        """The positions of abnormal steps, ascending; their infos are always among the details."""
         details = self._remarks.details
         if not details:
             return []  # not (): that would index all
@@ -994,7 +996,7 @@ class BatchInfos(Sequence[dict[str, Any]]):
 
 
 def _others(raw: bytes, ordinary: range, odd: Collection[int]) -> list[tuple[int, int]]:
-    """Return the flags that are none of these, and those at odd positions, with the positions."""
+    """Return (position, flag) of all flags outside `ordinary`, and of those at odd positions."""
     flags: Any = np.frombuffer(raw, np.uint16)
     if len(flags) <= _FEW:
         listed = enumerate(flags.tolist())
@@ -1006,11 +1008,11 @@ def _others(raw: bytes, ordinary: range, odd: Collection[int]) -> list[tuple[int
 
 
 _FEW = 16
-"""So many envs are looked at one by one rather than as an array."""
+"""Up to this many envs are looked at one by one rather than as an array."""
 _POSTED = np.uint8(Phase.POSTED)
 _NO_REMARKS = Remarks(0, 0)
 _WITHOUT_INFO = bytes(byte for byte in range(256) if not byte << 8 & HAS_INFO)
 """The upper bytes of flags that say that there is no info."""
 _BUFFER_OF = bytes(byte & BUFFER_BITS for byte in range(256))
 _ODD_BITS = np.uint16(0xFFFF & ~ENDING_GIVEN_BIT)
-"""Without these a reply is not malformed: it is in the first place."""
+"""A reply without any of these bits is not malformed: its observation is in the first buffer."""

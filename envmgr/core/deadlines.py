@@ -1,4 +1,4 @@
-"""Time limits: which applies to what an env does, when it passes, and in shared workers whose."""
+"""Time limits: which one applies to an env, when it passes and, in shared workers, whose it is."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ALL_WORK = _CONSTRUCTION | {Op.RESET, Op.STEP, Op.CALL, Op.GET_ATTR, Op.SET_ATT
 
 
 class OwnLimit(NamedTuple):
-    """A limit for what one env is asked now, in place of that of all envs.
+    """A limit for the present request to one env, in place of the limit for all envs.
 
     Attributes:
-        phases: what it is the limit of.
-        limit_s: in seconds.
-        name: what sets it, for messages.
+        phases: the phases that it limits.
+        limit_s: the limit in seconds.
+        name: the name of what sets the limit, for messages.
         charged: whether exceeding it counts against the env's failure budget.
     """
 
@@ -38,19 +38,19 @@ class OwnLimit(NamedTuple):
 
 
 _LOOK_EVERY_S = 0.05
-"""How often to look, at most, whether a host that says nothing of it is done with something."""
+"""How often to look, at most, whether a host is done with something, if it does not announce it."""
 
 
 class TimeLimits:
-    """Keeps the time limits of what envs and their hosts do.
+    """The time limits of what envs and their hosts do.
 
     Args:
         table: of all envs.
-        groups: which of them share a host.
+        groups: which of the envs share a host.
         deadlines: the limits.
         clock: monotonic seconds.
-        announces: shared hosts say what they begin with, whatever it is; else they do so for
-            constructions only.
+        announces: whether shared hosts announce everything that they begin with; otherwise they
+            announce constructions only.
 
     Attributes:
         clock: monotonic seconds.
@@ -58,9 +58,9 @@ class TimeLimits:
         close_s: the limit of closing.
         limit_episodes: whether steps or resets have a limit.
         earliest: a moment before which no deadline passes; may be too early, never too late.
-        own: limits of what single envs are asked, by env_id.
-        changes: grows when there is something new to look after behind the caller.
-        turn_at: when somebody may have a turn (see `starts`), if nothing comes before.
+        own: limits of requests to single envs, by env_id.
+        changes: a count that grows when there is something new for the background to look after.
+        turn_at: when an env may have its turn (see `starts`), if nothing happens before that.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class TimeLimits:
         self._shortest_s = min(limit for limit in self._by_phase.values() if limit is not None)
 
     def look_into(self, block: Block | None) -> None:
-        """Find out there what shared hosts are running; None: there is nothing to look into."""
+        """Read from this block what shared hosts are running; None if there is no block."""
         self._block = block
 
     def of_phase(self, phase: Phase) -> float | None:
-        """Return the limit of something that is asked for, in seconds; None for none."""
+        """Return the limit of a phase, in seconds; None if it has none."""
         return self._by_phase.get(phase)
 
     def of(self, env: ManagedEnv) -> float:
@@ -113,14 +113,14 @@ class TimeLimits:
         return NEVER if limit_s is None else limit_s
 
     def own_of(self, env: ManagedEnv) -> OwnLimit | None:
-        """Return the limit of its own of what an env is busy with, if that has one."""
+        """Return the own limit of what an env is busy with; None if that has none."""
         own = self.own.get(env.env_id)
         return own if own is not None and env.phase in own.phases else None
 
     # -- setting ------------------------------------------------------------------------------
 
     def set(self, env: ManagedEnv, limit_s: float | None, asked_at: float | None = None) -> None:
-        """Have what an env was asked time out; in a shared host only once it has begun."""
+        """Have the request to an env time out; in a shared host, only once it has begun."""
         group = env.group
         asked_at = self.clock() if asked_at is None else asked_at
         if not group.takes_turns:
@@ -133,7 +133,7 @@ class TimeLimits:
                 self._set_of_group(group, env.since + limit_s)
 
     def set_own(self, env: ManagedEnv, own: OwnLimit) -> None:
-        """Have what an env was asked just now time out by a limit of its own."""
+        """Have the request that an env was just sent time out by a limit of its own."""
         self.own[env.env_id] = own
         self._shortest_s = min(self._shortest_s, max(own.limit_s, _LOOK_EVERY_S))
         self.set(env, own.limit_s)
@@ -146,7 +146,7 @@ class TimeLimits:
     def set_deadline(
         self, env: ManagedEnv, limit_s: float | None, begin: float | None = None
     ) -> None:
-        """Have what an env does time out so long after a moment, which is now if none is given."""
+        """Have what an env does time out `limit_s` after `begin`, or after now if that is None."""
         if limit_s is None:
             env.deadline = env.limit_s = NEVER
             return
@@ -159,14 +159,14 @@ class TimeLimits:
         self.remember(deadline)
 
     def set_posted(self, rows: Any) -> None:
-        """Steps of these rows are posted now."""
+        """Note that steps of these rows are posted now."""
         if self.step_s is not None:
             now = self.clock()
             self._table.since[rows] = now
             self.earliest = min(self.earliest, now + self.step_s)
 
     def look_at(self, moment: float) -> None:
-        """Have the engine look at a moment whether somebody has a turn."""
+        """Have the engine look at this moment whether an env has its turn."""
         self.turn_at = moment
         self.remember(moment)
 
@@ -175,7 +175,7 @@ class TimeLimits:
         self.remember(moment)
 
     def remember(self, moment: float) -> None:
-        """Look at deadlines when it is this moment, if nothing has them looked at before."""
+        """Have deadlines looked at by this moment, unless they will be looked at before."""
         if moment < self.earliest:
             self.earliest = moment
             self.changes += 1
@@ -183,9 +183,9 @@ class TimeLimits:
     # -- shared hosts -------------------------------------------------------------------------
 
     def goes_on(self, group: HostGroup) -> None:
-        """A host has said that it does what its envs are asked for at one time, and not in turns.
+        """Note that a host has said that it runs its envs at the same time, and not in turns.
 
-        From now on each has a limit of its own.
+        From now on, each env has a deadline of its own.
         """
         group.is_async, group.running, group.deadline = True, None, NEVER
         for env in group.awaited():
@@ -193,7 +193,7 @@ class TimeLimits:
             self.set_deadline(env, None if limit_s == NEVER else limit_s)
 
     def began(self, env: ManagedEnv) -> None:
-        """A shared host has said that it begins with what it was asked for this env."""
+        """Note that a shared host has said that it begins with the request for this env."""
         group = env.group
         if group.is_async:
             self.set_deadline(env, None if self.of(env) == NEVER else self.of(env))
@@ -204,13 +204,13 @@ class TimeLimits:
             self._set_of_group(group, group.quiet_since + self.of(env))
 
     def finished(self, group: HostGroup) -> None:
-        """A shared host is done with what it was running, and may begin with something else."""
+        """Note that a shared host is done with what it ran, and may begin something else."""
         group.running = None
         group.quiet_since = self.clock()
         self._set_of_group(group, group.quiet_since + self._shortest_s)
 
     def _look(self, group: HostGroup, block: Block) -> None:
-        """Find out in the block what a shared host is running."""
+        """Read from the block what a shared host is running."""
         now, running = self.clock(), int(block.running[group.index])
         since = float(block.since[group.index])
         if not since <= now:  # NaN too: nobody may put off a deadline
@@ -235,17 +235,17 @@ class TimeLimits:
         group.deadline = since + self.of(env)
 
     def _is_passed_over(self, group: HostGroup, posted: int, finished: int, now: float) -> bool:
-        """Whether a shared host goes on with steps although a request should have come first.
+        """Return whether a shared host goes on with steps although a request should come first.
 
-        Steps that are posted for it keep a host busy. Those that it takes before it looks at its
-        messages were posted before it was first found to exceed a limit with one: after these, it
-        counts that it does not begin with the request.
+        Steps that are posted for a host keep it busy. Those that it takes before it looks at its
+        messages were posted before the host was first found to exceed a limit with a message: once
+        it has taken these steps, the time for which it does not begin with the request counts.
 
         Args:
-            group: the envs.
-            posted: what was posted for the host last.
-            finished: what of that it was done with last.
-            now: the moment.
+            group: the envs of the host.
+            posted: what the block says was posted for the host last.
+            finished: what the block says the host has finished last.
+            now: the time of this look.
         """
         first = self._first_limited(group)
         if first is None:
@@ -269,9 +269,10 @@ class TimeLimits:
         return limited[0]
 
     def _timed_out_by_own(self, group: HostGroup, now: float) -> ManagedEnv | None:
-        """Return an env that has exceeded a limit of its own, where nobody says what is run.
+        """Return an env that has exceeded a limit of its own, where it is unknown what is run.
 
-        It counts from when that was asked for, and what its host does for others counts, too.
+        The limit counts from when the request was sent, and includes what the host does for other
+        envs.
         """
         for env in group.awaited():
             own = self.own_of(env)
@@ -283,7 +284,7 @@ class TimeLimits:
         """Return the env whose limit has passed in a shared host; else set the next deadline.
 
         While nothing is running, a host that has requests and stays silent exceeds the limit of
-        the first of them: it counts from when the host could have begun with that.
+        the first of them, which counts from when the host could have begun with that request.
         """
         env = group.running or self._first_limited(group)
         if env is None and self.own:
@@ -294,7 +295,7 @@ class TimeLimits:
         if env is None:
             group.deadline = NEVER
             if any(self.of(other) != NEVER for other in group.awaited()):
-                # What has no limit may end without a word: look again, and count from then.
+                # What has no limit may end unannounced: look again later, and count from then.
                 group.quiet_since = group.deadline = now + self._shortest_s
             return None
         if group.running is None:
@@ -328,11 +329,12 @@ class TimeLimits:
     def due(self, now: float) -> list[ManagedEnv]:
         """Return the envs whose deadline has passed.
 
-        Acting on one may change what is due for others of its group: ask `is_due` again.
+        Acting on one env may change what is due for others of its group: check each of them again
+        with `is_due`.
 
         Args:
-            now: the moment of which `timed_out_steps` was asked: what passes between two moments
-                would be found in neither, and `earliest` would not know of it.
+            now: the moment that `timed_out_steps` was called with. A deadline that passes between
+                two different moments would be found by neither, and `earliest` would miss it.
         """
         envs = self._table.envs
         if now < self.earliest:
@@ -361,7 +363,7 @@ _STEPS = (Phase.POSTED, Phase.STEPPING, Phase.CANCELLING)
 
 
 def announced_in(deadlines: Deadlines) -> frozenset[int]:
-    """Return what a shared host has to announce, so that limits count from when it begins."""
+    """Return which ops a shared host announces, so that limits count from when they begin."""
     if deadlines.step_s is None and deadlines.reset_s is None:
         return _CONSTRUCTION
     return _ALL_WORK

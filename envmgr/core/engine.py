@@ -1,10 +1,12 @@
-"""The engine: one caller at a time, and the one place that waits: in its thread, or behind it.
+"""The engine: one caller at a time, and the one place that waits.
+
+It waits in the caller's thread, or behind the caller in a thread of its own.
 
 One lock guards the supervisor; whoever holds it is the only writer of states. Inside a public call
 the caller's thread holds it and does everything itself: a step is never handed to another thread.
-While the caller is away, a background thread carries resets, retries, renewals and deadlines on. It
+While the caller is away, a background thread carries on resets, retries, renewals and deadlines. It
 is armed only while such work is outstanding, tries the lock instead of waiting for it, and has a
-doorbell of its own. Deaths of workers wake it at any time, also while nothing is outstanding.
+doorbell of its own. Deaths of workers wake it at any time, even while nothing is outstanding.
 """
 
 from __future__ import annotations
@@ -53,11 +55,11 @@ from envmgr.wire.board import Board
 T = TypeVar("T")
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-"""They learn that they are in a fork; asking for the pid in every call costs more."""
+"""The engines to tell that they are in a fork; asking for the pid in every call costs more."""
 
 
 def refuse_in_fork() -> None:
-    """Have the engines of the process that this is a fork of do nothing here."""
+    """Have the engines of the parent process do nothing in this fork of it."""
     for engine in list(_engines):
         engine.in_fork = engine.closing = True
     _engines.clear()
@@ -69,17 +71,19 @@ _frame = sys._getframe
 
 
 class Call:
-    """The context of a public call. A class, because generators as contexts cost twice as much.
+    """The context of a public call.
 
-    The frame of the caller says that a call is under way. Of a call that was interrupted in its
-    first or last moments it may stay behind, and the lock with it: the next call finds that nobody
-    runs the frame any more, and makes up for what was left. Between a call's end and its return,
-    when its timesteps are in its hands and the lock is free, its frame runs still: who comes then,
-    from another thread or from a signal handler, is refused like everybody else.
+    It is a class, because generators as contexts cost twice as much.
+
+    The frame of the caller says that a call is under way. When a call is interrupted in its first
+    or last moments, its frame may stay behind, and the lock with it: the next call finds that
+    nobody runs the frame any more, and makes up for what was left. Between a call's end and its
+    return, when it has its timesteps and the lock is free, its frame still runs: a call that comes
+    then, from another thread or from a signal handler, is refused like any other.
 
     Args:
-        engine: what is called.
-        lock: the engine's; held throughout the call.
+        engine: the engine that is called.
+        lock: the engine's lock; held throughout the call.
         background: told when the call is over.
     """
 
@@ -121,13 +125,13 @@ class Call:
             engine.recover()
 
     def have_attended_by(self, owner: Owner) -> None:
-        """Have the owner of the engine be told when a call is over, in place of the background."""
+        """Have the owner of the engine told when a call is over, in place of the background."""
         self._background, self._owed = owner, owner.owed
 
     def _await_background(self) -> None:
         """Wait for the background thread, which has the lock; but not for another caller.
 
-        A caller has it for a moment before it says so.
+        A caller has the lock for a moment before it says that it is one.
         """
         engine, lock = self._engine, self._lock
         while self._journal.caller is None:
@@ -142,7 +146,8 @@ class Call:
         """Refuse a call, which has the lock, while another one is under way.
 
         Raises:
-            ConcurrentCallError: that is so; nothing was changed, and the lock was given back.
+            ConcurrentCallError: another call is under way; nothing was changed, and the lock was
+                given back.
         """
         if is_run(caller):
             self._lock.release()
@@ -152,7 +157,7 @@ class Call:
         try:
             if kind is not None:
                 self._recover()
-            # Not if that was interrupted, too: the next call goes on with it.
+            # Not reached if `_recover` was interrupted, too: the next call goes on with it.
             self._journal.caller = None
         finally:
             self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
@@ -165,7 +170,7 @@ class Call:
             raise OutOfMemoryError(f"{_NO_MEMORY} ({str(details[0]) or kind.__name__})")
 
     def _recover(self) -> None:
-        """Make up for an interrupt, also if more of them come."""
+        """Make up for an interrupt, even if more of them come meanwhile."""
         for _ in range(_PATIENCE):
             try:
                 if not self._lock._is_owned():  # type: ignore[attr-defined] # it was released in a wait
@@ -179,11 +184,11 @@ class Call:
 
 
 _enter, _exit = Call.__enter__, Call.__exit__
-"""By their names: `super()` costs as much as the clock, and this is in every call."""
+"""Called by these names, in every call: `super()` costs as much as reading the clock."""
 
 
 def _is_at_the_edge_of_a_call() -> bool:
-    """Whether this thread is at the very beginning or end of a call, where it has no frame yet."""
+    """Return whether this thread is at the very start or end of a call, which has no frame yet."""
     frame: FrameType | None = _frame(1)
     while frame is not None:
         if frame.f_code in (_enter.__code__, _exit.__code__):
@@ -193,7 +198,7 @@ def _is_at_the_edge_of_a_call() -> bool:
 
 
 class TracedPublicCall(Call):
-    """A `Call` that is noted."""
+    """A `Call` that is noted by a tracer."""
 
     def __init__(
         self, engine: Engine, lock: threading.RLock, background: Attendant | None, tracer: Tracer
@@ -221,7 +226,7 @@ class TracedPublicCall(Call):
 class OneCaller:
     """A context for one caller at a time, where there may be no engine yet that others could call.
 
-    As with `Call`, what an interrupt leaves of it does not keep the same thread out.
+    As with `Call`, what an interrupt leaves behind does not keep the same thread out.
     """
 
     def __init__(self) -> None:
@@ -241,7 +246,7 @@ class OneCaller:
         self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
 
     def __reduce__(self) -> Any:
-        """A manager that is not launched may be copied, and sent elsewhere."""
+        """Make a new context: a manager that is not launched may be copied and sent elsewhere."""
         return OneCaller, ()
 
 
@@ -254,7 +259,7 @@ _NO_MEMORY = (
 )
 
 _PATIENCE = 10
-"""So many interrupts may come in a row."""
+"""How many interrupts may come in a row."""
 
 _LOOK_FOR_CALLER_EVERY_S = 0.01
 """How often to look who has the lock."""
@@ -270,7 +275,7 @@ CLOSED = "the manager was closed; call launch() to start its envs again"
 
 
 def _refuse(engine: Engine) -> None:
-    """Say why there are no calls any more.
+    """Refuse a call, and say why the manager takes no calls any more.
 
     Raises:
         ManagerClosedError: in any case.
@@ -288,10 +293,11 @@ LOOK_EVERY_S = 0.5
 ordinary replies do not wake it, but a reset that failed behind such a step has to be seen."""
 
 MIN_INTERVAL_S = 0.02
-"""How often it looks around at most, while the caller comes and goes."""
+"""How often the background thread looks around at most, while the caller comes and goes."""
 
 DEATH_INTERVAL_S = 0.002
-"""How long a death may be left to a caller who is there, before it looks whether he has gone."""
+"""How long the background thread may leave a death to a caller who is in a call, before it looks
+whether the caller has gone."""
 
 
 class Background:
@@ -302,8 +308,8 @@ class Background:
     quiet time: a thread that is woken in every call costs more than the call.
 
     Attributes:
-        dormant: it sleeps until it is told of work, or a worker dies.
-        thread: once there was work.
+        dormant: whether it sleeps until it is told of work, or a worker dies.
+        thread: the thread; None until there is work for it.
     """
 
     def __init__(self, engine: Engine, lock: threading.RLock) -> None:
@@ -396,7 +402,7 @@ class Background:
         return True
 
     def _stand_back(self) -> bool:
-        """Leave it to the caller, who is in a call and does everything itself.
+        """Leave the work to the caller, who is in a call and does everything itself.
 
         Returns:
             Whether to look again; not if the caller stays: `arm` is called when it leaves.
@@ -437,8 +443,8 @@ class Attendant(Protocol):
     """A thread that is told when calls are over.
 
     Attributes:
-        dormant: it wants to be told only if there is work.
-        thread: it; None before there is one.
+        dormant: whether it wants to be told only if there is work.
+        thread: the thread; None before there is one.
     """
 
     dormant: bool
@@ -462,7 +468,7 @@ class Owner(Attendant, Protocol):
         """Whether the code of envs runs in this thread."""
 
     def have_collected(self) -> None:
-        """Have what has arrived be applied. The lock is held, and released meanwhile."""
+        """Have what has arrived applied. The lock is held, and released meanwhile."""
 
     def wait_beside(
         self, finished: Callable[[], bool], deadline: float, look_every_s: float, doing: str
@@ -474,10 +480,10 @@ class Owner(Attendant, Protocol):
 
     @property
     def owed(self) -> Sized:
-        """What was handed out to nobody, and is to be owed again."""
+        """The timesteps that were handed out to nobody, and are to be owed again."""
 
     def settle_owed(self) -> None:
-        """Have envs owe that. The lock is held."""
+        """Have envs owe the timesteps in `owed` again. The lock is held."""
 
     def forget_beside(self) -> None:
         """Let go of a call that an interrupt has ended while it waited. The lock is held."""
@@ -491,7 +497,7 @@ class Follower(Protocol):
 
 
 class KeepsBoard(Follower, Protocol):
-    """Something that keeps a board of an engine until that ends.
+    """Something that keeps a board of an engine until the engine ends.
 
     Attributes:
         followers: what ends with it.
@@ -501,7 +507,7 @@ class KeepsBoard(Follower, Protocol):
 
     @property
     def board(self) -> Board | None:
-        """What it writes; None if there is none, or no more."""
+        """The board that it writes; None if there is none, or none any more."""
 
 
 class Engine:
@@ -509,20 +515,20 @@ class Engine:
 
     Args:
         supervisor: keeps the envs.
-        transport: what it speaks through.
+        transport: the transport that hosts are reached through.
         clock: monotonic seconds.
         background: whether a background thread may run (not for envs in the caller's thread).
         spin_s: how long to watch for replies before sleeping; only where cores are free.
         units: what the envs need of caps that managers share; None: nothing.
 
     Attributes:
-        supervisor: the envs.
+        supervisor: keeps the envs.
         units: as given; taken before the first host is started, and given back when all have ended.
-        transport: what they are reached through.
-        closing: nothing goes on here any more: `close` was called, from whatever thread, or this
-            process is a fork.
-        owner: the thread that does all that is done with the transport; None: who calls does.
-        in_fork: this process is a fork of the one that made it.
+        transport: the transport that hosts are reached through.
+        closing: whether nothing goes on here any more, because `close` was called, from whatever
+            thread, or because this process is a fork.
+        owner: the thread that does all that is done with the transport; None: each caller does it.
+        in_fork: whether this process is a fork of the one that made the engine.
         watch: keeps a board of the envs; None if nobody does.
         calling: a context that holds the engine for one public call. Entering it gives the
             supervisor; leaving it hands what is outstanding to the background. Entering it raises
@@ -564,14 +570,14 @@ class Engine:
 
     @property
     def caller(self) -> FrameType | None:
-        """The frame of the public call under way, see `Journal`."""
+        """The frame of the public call under way, see `CallJournal`."""
         return self.supervisor.journal.caller
 
     def refuse_if_closed(self) -> None:
-        """Raise what public calls raise that come too late, or in a fork of this process.
+        """Raise what public calls raise if they come too late, or in a fork of the process.
 
         Raises:
-            ManagerClosedError: this is so.
+            ManagerClosedError: the engine was closed, or this process is a fork.
         """
         if self.closing:
             _refuse(self)
@@ -583,7 +589,7 @@ class Engine:
 
     @property
     def lock(self) -> threading.RLock:
-        """What whoever changes anything here holds."""
+        """The lock that whoever changes anything here has to hold."""
         return self._lock
 
     def collect(self) -> None:
@@ -594,12 +600,12 @@ class Engine:
             self._pump(0.0)
 
     def see_ends_of_leases(self) -> None:
-        """Have leases be over that have ended, before a call refuses their envs."""
+        """Apply the ends of leases that have ended, before a call refuses their envs."""
         if self._table.leased:
             self.collect()
 
     def collect_as_owner(self) -> None:
-        """As `collect`, for the thread that owns the engine, where no signal handler interrupts."""
+        """Do what `collect` does, in the owner's thread, where no signal handler interrupts."""
         transport, supervisor = self.transport, self.supervisor
         if not transport.await_ring(0.0):  # else nothing but replies in the block
             transport.poll(0.0)
@@ -616,10 +622,10 @@ class Engine:
             supervisor.expire()
 
     def hand_over(self, owner: Owner) -> Attendant | None:
-        """Have a thread own this from now on. The lock is held, and no call is under way.
+        """Have a thread own the engine from now on. The lock is held, and no call is under way.
 
         Returns:
-            The background thread that there was, which is to be ended without the lock.
+            The background thread that there was, which is to be ended without holding the lock.
         """
         before, self._background, self.owner = self._background, owner, owner
         self.calling.have_attended_by(owner)
@@ -627,7 +633,7 @@ class Engine:
         return before
 
     def uninterrupted(self, job: Callable[[], T]) -> T:
-        """Do something that must not be half done: to its end, whatever signal handlers raise."""
+        """Run a job that must not be left half done to its end, whatever signal handlers raise."""
         return self.supervisor.journal.uninterrupted(job)
 
     def recover(self) -> None:
@@ -644,8 +650,8 @@ class Engine:
     def let_go(self) -> None:
         """Release the lock that an interrupted call has left behind in the calling thread.
 
-        The next public call would make up for that; but the owner, and who closes the manager in
-        another thread, wait for the lock meanwhile.
+        The next public call would make up for that; but until then the owner, and any other thread
+        that closes the manager, wait for the lock.
 
         Raises:
             ConcurrentCallError: the call is still under way: a signal handler, or the code of an
@@ -671,10 +677,10 @@ class Engine:
 
         Args:
             finished: asked after each arrival.
-            pivot: a host whose reply is wanted in any case: waiting for it alone spares wake-ups.
-                When that takes long, whatever else goes on is looked after, too.
-            deadline: on the clock.
-            look_every_s: ask `finished` so often, whatever arrives.
+            pivot: returns a host whose reply is wanted in any case: waiting for it alone spares
+                wake-ups. When that takes long, whatever else goes on is looked after, too.
+            deadline: when to stop waiting, on the clock.
+            look_every_s: how often to ask `finished`, whatever arrives.
             doing: what this is, for the warning after a long wait.
 
         Returns:
@@ -718,15 +724,15 @@ class Engine:
     def see_to(
         self, finished: Callable[[], bool], look_every_s: float = math.inf, *, sleeps: bool = True
     ) -> bool:
-        """Wait for steps in the way that costs least, if there is one; inline, take them.
+        """Wait for steps in the cheapest way, if there is one; where they run inline, take them.
 
-        What happens in nearly every step costs as little as it can here. The trainer sleeps
-        meanwhile, and runs with cold caches after it, as hosts do.
+        This runs in nearly every step, so it costs as little as possible. The trainer sleeps
+        meanwhile, and runs with cold caches afterwards, as hosts do.
 
         Args:
             finished: asked now and then.
-            look_every_s: wait so long for one ring at most.
-            sleeps: wait for rings; else only as long as that takes no sleep.
+            look_every_s: how long to wait for one ring at most.
+            sleeps: whether to wait for rings; else this waits only as long as that takes no sleep.
 
         Returns:
             Whether `finished` became true and nothing else has happened, as far as is known. If
@@ -766,7 +772,7 @@ class Engine:
     def _spin_until(self, finished: Callable[[], bool]) -> bool:
         """Watch for something that is about to happen, without sleeping; for a short while only.
 
-        How long depends on how it went before: for hosts that take their time it is not worth it.
+        How long depends on how it went before: it is not worth it for hosts that take their time.
 
         Returns:
             Whether it has happened.
@@ -781,11 +787,11 @@ class Engine:
         return False
 
     def now(self) -> float:
-        """Return the moment on the clock that deadlines are given on."""
+        """Return the present moment on the clock that deadlines refer to."""
         return self._clock()
 
     def wait_for(self, finished: Callable[[], bool], seconds: float) -> bool:
-        """As `wait_until`, for at most so many seconds from now."""
+        """Wait as `wait_until` does, for at most so many seconds from now."""
         return self.wait_until(finished, deadline=self._clock() + seconds, doing="this")
 
     def _pump(self, timeout_s: float | None, pivot: int | None = None) -> None:
@@ -809,7 +815,7 @@ class Engine:
             self.uninterrupted(supervisor.expire)
 
     def _apply(self) -> None:
-        """Apply what has come; an arrival is taken out of their queue when that was done."""
+        """Apply what has come; an arrival is out of the queue once it has been applied."""
         self._apply_steps()
         if self.closing:
             return
@@ -841,9 +847,9 @@ class Engine:
             self.uninterrupted(self.supervisor.apply_rest)
 
     def warn_of_wait(self, doing: str, waited_s: float) -> None:
-        """Say in the log that a call has been waiting for long, and for what."""
+        """Say in the log that a call has been waiting for a long time, and for what."""
         waited = seconds_text(waited_s)
-        # Shells have what they start with `&` in a script ignore Ctrl-C.
+        # Commands that a shell script starts with `&` ignore Ctrl-C.
         is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         end = f"{f'`kill {os.getpid()}`' if is_ignored else 'Ctrl-C'} or close() ends it."
         if self.units is not None and self.units.lacks:
@@ -852,7 +858,7 @@ class Engine:
             return
         watch, pids = self.watch, self.transport.pids
         board = None if watch is None else watch.board
-        # Only of worker processes, and where there are boards to be found, a dump shows stacks.
+        # A dump shows stacks only of worker processes, and only where there are boards to be found.
         ask = f" `envmgr dump {os.getpid()}` shows the line." if pids and board is not None else ""
         logged(
             logging.WARNING,
@@ -879,7 +885,7 @@ class Engine:
     def has_background_work(self) -> bool:
         """Return whether anything is under way that needs looking after behind the caller."""
         statistics, column = self._statistics, self._table.phases.column
-        # As `outstanding`, written out: this is asked at the end of each call.
+        # This is `outstanding`, written out, because it is asked at the end of each call.
         if statistics.actions != statistics.timesteps + statistics.cancelled:
             return True
         return bool(column.translate(None, BEFORE_THE_CALLER))
@@ -894,7 +900,7 @@ class Engine:
         """End everything; from any thread, at any time, any number of times.
 
         Args:
-            grace_s: seconds that hosts get to close their envs; 0 does not ask them.
+            grace_s: seconds that hosts get to close their envs; with 0 they are not asked to.
         """
         if self.in_fork:
             return  # nothing here belongs to it
@@ -927,7 +933,7 @@ class Engine:
 # -- what calls wait for ----------------------------------------------------------------------
 
 _FEW = 8
-"""So many envs are asked for one by one."""
+"""Up to so many envs are asked about one by one."""
 
 
 def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
@@ -937,8 +943,8 @@ def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
         False if all are DONE.
 
     Raises:
-        NothingReadyError, AllEnvsFailedError: none can become ready, of those that are not leased;
-            the message says why.
+        NothingReadyError, AllEnvsFailedError: none of the envs that are not leased can become
+            ready; the message says why.
     """
     repair, envs, table = supervisor.repair, supervisor.envs, supervisor.table
 
@@ -983,11 +989,11 @@ def await_all_ready(engine: Engine, supervisor: Supervisor, env_ids: Sequence[in
 
 
 def refuse_unready(supervisor: Supervisor, env_ids: Sequence[int]) -> None:
-    """Refuse envs that are not ready, and for which there is nothing to wait.
+    """Refuse envs that are not ready, and that it is no use to wait for.
 
     Raises:
-        NothingReadyError: one of them.
-        AllEnvsFailedError: none of all envs can become ready.
+        NothingReadyError: one of these envs is not ready.
+        AllEnvsFailedError: no env at all can become ready.
     """
     missing = unready(supervisor, env_ids)
     if missing:
@@ -1039,26 +1045,28 @@ _NONE_READY = ". No env takes one now: ready_obs waits until one does, or says w
 
 _A_MOMENT_S = 0.001
 _LOOK_EVERY_S = 0.002
-"""A host of many cheap envs rings late, lest it ring for each; so long it may be overlooked."""
+"""How long a host of many cheap envs may be overlooked: it rings late, so as not to ring for each
+of them."""
 
 
 _ONE = GatherPolicy(1, 0.0)
 
 
 class Gather:
-    """Gathers, inside calls that hold the engine. A failure that is urgent ends a gather.
+    """The gathering of timesteps, inside calls that hold the engine.
 
-    What it returns is to be handed out; None is nothing.
+    An urgent failure ends a gather. What a gather returns is to be handed out; None stands for
+    nothing.
 
     Args:
-        engine: waits.
-        policy: of the manager, for calls that do not say how many they want.
+        engine: the engine, which waits.
+        policy: the manager's policy, for calls that do not say how many timesteps they want.
 
     Attributes:
         policy: as given.
-        wants_all: by the policy, everything that is outstanding is gathered.
+        wants_all: whether the policy is to gather everything that is outstanding.
         ring: when workers ring for actions that one call sends and another one gathers, as
-            `Submitter.by_id` takes it. Who gathers sets it by how much that was.
+            `Submitter.by_id` takes it. Whoever gathers sets it by how much was gathered.
     """
 
     def __init__(self, engine: Engine, policy: GatherPolicy) -> None:
@@ -1076,7 +1084,7 @@ class Gather:
 
         Args:
             selection: the envs.
-            as_arrays: they are wanted as arrays.
+            as_arrays: whether they are wanted as arrays.
         """
         repair, engine, collector, table = self._repair, self._engine, self._collector, self._table
         while True:
@@ -1086,7 +1094,8 @@ class Gather:
                 if in_c is None or table.undelivered
                 else in_c.arrived
             )
-            # What is held waits for a reset: what comes has to be applied, not only seen.
+            # A timestep that is held back waits for a reset: what comes has to be applied, not only
+            # seen.
             if table.awaits_reset or not engine.see_to(arrived):
                 self._await(selection)
             if repair.urgent:
@@ -1108,7 +1117,7 @@ class Gather:
         )
 
     def _pivot(self, selection: Selection) -> partial[int | None] | None:
-        """Return what says whose reply to wait for first.
+        """Return a function that says which host's reply to wait for first.
 
         All of them are wanted, so waiting for one in the middle costs nothing, and the trainer is
         woken a few times instead of once for each env.
@@ -1137,10 +1146,10 @@ class Gather:
         then waits for stragglers.
 
         Args:
-            policy: how many, and how long for stragglers.
+            policy: how many to wait for, and how long for stragglers.
             deadline: return what has arrived at this moment.
-            exactly: be content with episodes' ends too.
-            as_arrays: as of `exactly`.
+            exactly: whether to be content with ends of episodes, too.
+            as_arrays: as for the method `exactly`.
             after: take a single one, as `one` does; None: all.
 
         Raises:
@@ -1184,7 +1193,7 @@ class Gather:
         """Wait for an outstanding timestep, and take one.
 
         Args:
-            after: of those that have arrived the next one after this env_id, in turn.
+            after: take, of those that have arrived, the next one after this env_id, in turn.
 
         Raises:
             NothingReadyError: nothing is outstanding.
@@ -1229,10 +1238,10 @@ class Gather:
         return arrived
 
     def _refuse_to_wait(self, arrived: list[int]) -> None:
-        """Refuse to wait for what does not come before more actions are sent.
+        """Refuse to wait for timesteps that do not come before more actions are sent.
 
         Raises:
-            NothingReadyError: that is so.
+            NothingReadyError: nothing comes before that.
         """
         table, repair = self._table, self._supervisor.repair
         if arrived or not table.some_at_a_time or repair.urgent or table.may_go_on(()):

@@ -1,4 +1,4 @@
-"""How episodes begin and end, and how an env is given back a state that was saved."""
+"""How episodes begin and end, and how an env gets back a saved state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class EnvRecord:
     Attributes:
         state: as its user sees it.
         obs: what `ready_obs` shows, or would show.
-        timestep: one that is not delivered yet; None if there is none.
-        doomed: `failed_while_ready` of `ManagedEnv`, by its name in files of snapshots; all the
-            others have the names that they have there.
+        timestep: a timestep that is not delivered yet; None if there is none.
+        doomed: `failed_while_ready` of `ManagedEnv`, under its name in snapshot files; all the
+            other fields have the same names as there.
     """
 
     state: EnvState
@@ -80,11 +80,11 @@ def record_of(env: ManagedEnv) -> EnvRecord:
 
 
 class Restoration(NamedTuple):
-    """What an env is to be at its next reset.
+    """The state that an env is to have after its next reset.
 
     Attributes:
-        saved: for its host.
-        known: for its manager; None for an env that is resumed, which begins an episode.
+        saved: the part for its host.
+        known: the part for its manager; None for an env that is resumed, which begins an episode.
     """
 
     saved: SavedEnv
@@ -92,12 +92,12 @@ class Restoration(NamedTuple):
 
 
 class Restorations:
-    """Who is to be restored, and what envs may be resumed from.
+    """The envs that are to be restored, and the states that envs may be resumed from.
 
     Attributes:
-        due: by env_id; until the reset has succeeded, in whatever host.
+        due: the restorations to come, by env_id; until the reset has succeeded, in whatever host.
         saved: the last state that each env had saved, by env_id.
-        restored: the number of the latest episode that began with one, by env_id.
+        restored: the number of each env's latest episode that began with a saved state, by env_id.
     """
 
     def __init__(self) -> None:
@@ -106,14 +106,14 @@ class Restorations:
         self.restored: dict[int, int] = {}
 
     def saved_for(self, env: ManagedEnv) -> SavedEnv | None:
-        """Return what an env is to be when its reset, which now begins, is over."""
+        """Return the state that an env's reset, which begins now, is to restore, if any."""
         restoration = self.due.get(env.env_id)
         return None if restoration is None else restoration.saved
 
     def resume(self, env: ManagedEnv) -> None:
-        """The host of an env is lost: the next one goes on where its episode was saved last.
+        """Have an env whose host is lost go on in the next one where its episode was saved last.
 
-        From one state an env is resumed once: it may be the state that its host dies of.
+        An env is resumed only once from the same state: it may be the state that its host dies of.
         """
         saved = self.saved.pop(env.env_id, None)
         in_episode = env.table.states[env.env_id] is EnvState.RUN
@@ -121,7 +121,7 @@ class Restorations:
             self.due[env.env_id] = Restoration(saved)
 
     def failed(self, env: ManagedEnv, *, is_lost: bool) -> None:
-        """An env has failed, and it or its host is lost, or not."""
+        """Note that an env has failed; `is_lost` says whether it or its host is lost."""
         due = self.due.get(env.env_id)
         if due is not None and due.known is None and env.phase is Phase.RESETTING:
             del self.due[env.env_id]  # it cannot be resumed from that: it is reset
@@ -129,26 +129,26 @@ class Restorations:
             self.resume(env)
 
     def succeeded(self, env: ManagedEnv) -> Restoration | None:
-        """The reset of an env, which is counted, has succeeded; return what the env is now."""
+        """Note that an env's reset has succeeded and was counted; return what it restored."""
         restoration = self.due.pop(env.env_id, None)
         if restoration is not None:
             self.restored[env.env_id] = env.episode
         return restoration
 
     def forget(self, env_id: int) -> bool:
-        """An env is to be reset after all; return whether it was to be restored."""
+        """Have an env reset after all; return whether it was to be restored."""
         self.saved.pop(env_id, None)
         return self.due.pop(env_id, None) is not None
 
 
 def hurry_to_rest(hosts: Hosts) -> None:
-    """Have what is under way end without anybody who gathers it: `is_at_rest` tells when it has."""
+    """Have steps under way end though nobody gathers them; `is_at_rest` tells when they have."""
     for env_id in hosts.phases.ids_in(Phase.POSTED):
         hosts.look_after(hosts.envs[env_id])
 
 
 def is_at_rest(table: EnvTable) -> bool:
-    """Whether nothing is under way in any host, and no action waits for its abnormal timestep."""
+    """Return whether no host is busy, and no action waits for its abnormal timestep."""
     idle = table.phases.column.count(Phase.IDLE)
     return idle == len(table.envs) and not table.unexecuted
 
@@ -160,7 +160,7 @@ class Ending(NamedTuple):
     """An episode that ended with a timestep that is handed out.
 
     Attributes:
-        flag: of the reply.
+        flag: the flag of the reply.
         episodes_done: how many episodes the env has ended with it.
     """
 
@@ -185,18 +185,18 @@ class Beginning(NamedTuple):
 
 
 class Episodes:
-    """Begins resets, with their seeds and plans, and ends episodes.
+    """The beginnings and ends of episodes, with the seeds and plans of their resets.
 
     Args:
         hosts: to send requests.
         rules: of episodes.
         statistics: where episodes are counted.
-        spares: what takes the place of envs whose episodes end; None if there is nothing.
+        spares: the spares that take the place of envs whose episodes end; None if there are none.
 
     Attributes:
-        restorations: who is not reset, but restored.
-        ends_in_place: a step that ends an episode is told together with the next one's beginning:
-            see `may_end_in_place`.
+        restorations: which envs are not reset, but restored.
+        ends_in_place: whether a step that ends an episode is reported together with the beginning
+            of the next one: see `may_end_in_place`.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Episodes:
         self._statistics = statistics
         self._spares = spares
         self.restorations = Restorations()
-        # With spares, which env is reset is decided here; with caps, when it is.
+        # With spares, it is decided here which env is reset; with caps, when.
         self._hosts_begin = rules.auto_reset and spares is None and hosts.starts is None
         plainly = self._hosts_begin and hosts.resets_need_no_looking_after
         self.ends_in_place = plainly and rules.reset_inplace
@@ -251,8 +251,9 @@ class Episodes:
     def leave(self, env: ManagedEnv) -> None:
         """Reset an idle env, or a spare in its place, that has taken steps in its episode.
 
-        For its host that is the end of an episode, as any other: it may want to be replaced. Not so
-        for a row of a batched env, whose reset is that of others, too.
+        To its host, this is the end of an episode like any other, after which the host may want to
+        be replaced. This does not hold for a row of a batched env, whose reset is that of other
+        rows, too.
         """
         env.leaves = self._hosts.are_recycled and not env.shares_env
         self.begin(env)
@@ -265,7 +266,7 @@ class Episodes:
         return EpisodePlan(self._hosts_begin, left, params, inplace)
 
     def end(self, env: ManagedEnv, after: int) -> None:
-        """An episode ended with the step that has just been reported.
+        """End the episode that ended with the step that has just been reported.
 
         Args:
             env: the env.
@@ -298,10 +299,10 @@ class Episodes:
             self.replace_host(env.group)
 
     def end_plainly(self, endings: Sequence[Ending]) -> Sequence[Ending]:
-        """Episodes ended and hosts reset the envs: note that; return those with more to it.
+        """Note ended episodes whose envs are reset by their hosts; return those that need `end`.
 
-        The short form of `end`, for envs about which there is nothing else to know. Here, and in
-        `begun`, what is noted may have been noted already, before an interrupt.
+        This is the short form of `end`, for envs about which there is nothing else to know. Here,
+        and in `begun`, what is noted may have been noted already, before an interrupt.
         """
         if not self._hosts_begin:
             return endings
@@ -317,7 +318,7 @@ class Episodes:
         return odd
 
     def may_end_in_place(self, env_ids: Collection[int]) -> bool:
-        """Whether there is nothing else to know of envs that end, and begin, episodes in a step."""
+        """Return whether envs may end and begin episodes in a step without a closer look."""
         table, episode_num, failing = self._table, self._rules.episode_num, self._statistics.failing
         if not self.ends_in_place or table.failed_while_ready:
             return False
@@ -327,7 +328,7 @@ class Episodes:
         return episode_num == _UNLIMITED or all(done[i] + 1 < episode_num for i in env_ids)
 
     def beginnings(self, buffers: Mapping[int, int]) -> Sequence[Beginning]:
-        """Return the episodes that have begun within steps; nothing of them has been noted.
+        """Return the episodes that have begun within steps; none of them has been noted yet.
 
         Args:
             buffers: where their first observations are, by env_id.
@@ -336,31 +337,31 @@ class Episodes:
         return [_make_beginning((i, done[i] + 1, begun[i] + 1, buffers[i])) for i in buffers]
 
     def begun(self, env: ManagedEnv, info: dict[str, Any]) -> None:
-        """The reset of an env has succeeded, and its observation is there."""
+        """Note that the reset of an env has succeeded and its observation has arrived."""
         env.reset_info = info
         env.awaits_reset = False
         if self._states.column[env.env_id] != EnvState.RUN:
             self._table.happened(env.env_id, Event.RESET_SUCCEEDED)
 
     def begun_plainly(self, env_ids: Iterable[int]) -> None:
-        """The resets of envs, about which there is nothing else to know, have succeeded."""
+        """Note that resets of envs have succeeded, with nothing else to know about the envs."""
         hosts = self._hosts
         if hosts.limits.of_phase(Phase.RESETTING) is not None:
             for env_id in env_ids:
                 hosts.envs[env_id].deadline = NEVER
 
     def count_reset(self, env: ManagedEnv) -> None:
-        """The reset of an env has succeeded, whatever comes of it."""
+        """Count the reset of an env, which has succeeded, whatever comes of it."""
         env.attempts = env.renewals_in_a_row = 0
         env.episode = env.next_episode
 
     def use_up_seed(self, env: ManagedEnv) -> None:
-        """The seed of the reset that has succeeded is not that of the next one, nor are `Once`."""
+        """Drop the seed and `Once` params of the reset that has succeeded: they are used up."""
         self._table.next_resets.pop(env.env_id, None)
         self._table.use_up_params((env.env_id,))
 
     def restored(self, env: ManagedEnv, known: EnvRecord) -> None:
-        """An env has its state again, and is in an episode: all else becomes as it was."""
+        """Restore all else about an env that has its state again and is in an episode."""
         env.new_seed, env.new_generation = known.new_seed, known.new_generation
         env.attended = known.attended
         timestep, statistics = known.timestep, self._statistics
@@ -383,7 +384,7 @@ class Episodes:
         self.replace_host(env.group)
 
     def abandon(self, env: ManagedEnv, after: int, *, done: bool) -> None:
-        """A step is over that nobody wants any more, because the env is to be reset."""
+        """Go on to the reset of an env after the end of a step that nobody wants any more."""
         if after in _RESETS:  # the host has begun one by itself
             await_own_reset(self._hosts, env, in_next_step=after == AfterStep.RESETS_IN_NEXT_STEP)
             return
@@ -396,9 +397,10 @@ class Episodes:
             self.leave(env)
 
     def worn(self, env: ManagedEnv) -> None:
-        """The host of an env that is to be reset, and has nothing under way, wants to be replaced.
+        """Replace the host, which wants it, of an env that is to be reset and is not busy.
 
-        Its user waits for this reset: it cannot wait for the others.
+        If the host cannot be replaced yet, the env is reset at once: its user waits for this reset,
+        so that it cannot wait for the other envs of the host.
         """
         env.group.is_to_be_replaced = True
         self.replace_host(env.group)
@@ -408,7 +410,7 @@ class Episodes:
     def await_new_host(self, env: ManagedEnv) -> None:
         """Have an env that was left in an episode wait for the replacement of its host.
 
-        Nobody waits for its next episode, as long as its neighbours' go on.
+        Nobody waits for its next episode as long as the episodes of its neighbours go on.
         """
         env.attended = True
         self._table.happened(env.env_id, Event.BEGIN_RESET)
@@ -450,17 +452,17 @@ class Repairs(Protocol):
         """Forget an env's failures: its user repairs it by hand."""
 
     def bring_back(self, env: ManagedEnv) -> None:
-        """Renew an env that takes part in no host, because its user repairs it by hand."""
+        """Renew an env that no host serves, because its user repairs it by hand."""
 
 
 class ExplicitResets:
-    """Begins the resets that users ask for.
+    """The resets that users ask for.
 
     Args:
         statistics: where cancelled steps are counted.
         repair: brings envs back that have failed for good.
         submitter: posts resets in the block.
-        spares: which may have been given seeds; None if there are none.
+        spares: the spares, which may have been given seeds; None if there are none.
     """
 
     def __init__(
@@ -483,8 +485,8 @@ class ExplicitResets:
 
     @property
     def _can_be_posted(self) -> bool:
-        """Whether resets that hosts know of are posted in the block, which is enough."""
-        # Inline a message costs no more, and can be interrupted safely.
+        """Whether it is enough to post resets, which their hosts know all about, in the block."""
+        # Inline, a message costs no more, and can be interrupted safely.
         alone = self._hosts.transport.works_alone and self._spares is None
         return alone and self._submitter.posts and self._hosts.starts is None
 
@@ -508,9 +510,10 @@ class ExplicitResets:
             params: keyword arguments of this and of later automatic resets, by env_id; None keeps
                 those that were given before.
             seed: for this reset alone: seeds of later generations do not follow from it.
-            leaves: they have taken steps in their episodes, as is known of envs that are leased.
+            leaves: whether the envs have taken steps in their episodes, which is known of envs that
+                are leased.
         """
-        # Where all rows of a batched env are reset together, those are, too, that wait for a step.
+        # Where all rows of a batched env are reset together, so are those that wait for a step.
         reset_in_step_of(self._hosts, [i for i in params if not self._table.envs[i].resets_alone])
         posted = [i for i, given in params.items() if self._begin(i, given, seed, leaves)]
         if posted:
@@ -519,7 +522,7 @@ class ExplicitResets:
             self._spares.reseed(self._episodes.begin)
 
     def restore(self, restorations: Mapping[int, tuple[SavedEnv, EnvRecord]]) -> None:
-        """Have envs that are at rest be what they were."""
+        """Restore envs that are at rest to what they were."""
         self._statistics.has_generations = True
         for env_id, (saved, known) in restorations.items():
             env = self._table.envs[env_id]
@@ -538,7 +541,7 @@ class ExplicitResets:
     def _begin(
         self, env_id: int, params: dict[str, Any] | None, seed: int | None, leaves: bool
     ) -> bool:
-        """Begin the reset of one env; whether it is only to be posted."""
+        """Begin the reset of one env; return whether it only has to be posted."""
         env = self._table.envs[env_id]
         self._hosts.look_after(env)
         restoring = self._episodes.restorations.forget(env.env_id)
@@ -576,7 +579,7 @@ class ExplicitResets:
         return False
 
     def _cancel(self, env: ManagedEnv) -> None:
-        """Give up the timestep that is owed, if there is one."""
+        """Give up the timestep that an env owes, if it owes one."""
         if not env.owed:
             return
         env.awaits_reset = False
@@ -604,7 +607,7 @@ class ExplicitResets:
             env.has_plan = False
 
     def _is_planned(self, env: ManagedEnv) -> bool:
-        """Whether the host of an env knows all that there is to know of its next reset."""
+        """Return whether an env's host knows all that there is to know about its next reset."""
         if env.env_id in self._table.by_message:
             return False
         return env.has_plan and env.seed is None and not env.new_generation

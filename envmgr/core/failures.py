@@ -51,13 +51,13 @@ class Lost(str, Enum):
     NOTHING = "nothing"
     """The env can go on: it raised, or what it returned does not fit."""
     ENV = "the env"
-    """A new env is needed: this one has exited, or is another than the one before."""
+    """A new env is needed: this one has exited, or differs from the one before it."""
     HOST = "the worker"
     """The host died, timed out or broke the protocol: all of its envs are lost with it."""
 
 
 class Condition(str, Enum):
-    """What rules ask besides. The value is the text in the reference."""
+    """What rules ask about besides. The value is the text in the reference."""
 
     SHARES_ENV = "other env_ids are rows of the same env"
     ALONE = "no other env shares its worker"
@@ -89,7 +89,7 @@ class Situation:
         lost: what cannot be used any more.
         phase: what the env's host was busy with.
         state: what its user saw.
-        conditions: all that hold.
+        conditions: all conditions that hold.
     """
 
     lost: Lost
@@ -107,12 +107,12 @@ REPORTING = (_P.STARTING, _P.RESETTING, *STEPS, _P.CALLING)
 """Phases in which a reply is awaited, which may be a failure."""
 
 ANYWHERE = (_P.IDLE, _P.CALLING, *STEPS, *REPAIRS)
-"""Phases in which an env can fail. Posted steps are looked after before, and a host that ends has
-failed already."""
+"""Phases in which an env can fail. Posted steps are looked after first, and a host that is ending
+has failed already."""
 
 
 class NoMemoryYet(MemoryError):
-    """There is no memory for what a failure shows. Nothing of it was handled."""
+    """A lack of memory for what a failure shows. Nothing of the failure was handled."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Rule(Generic[T]):
     Attributes:
         lost: one of these is lost.
         at: the env was in one of these phases.
-        states: and in one of these states.
-        when: all of these hold.
+        states: the env was in one of these states.
+        when: all of these conditions hold.
     """
 
     then: T
@@ -133,7 +133,7 @@ class Rule(Generic[T]):
     when: tuple[Condition, ...] = ()
 
     def applies(self, situation: Situation) -> bool:
-        """Whether the rule decides in this situation, if none before it does."""
+        """Return whether the rule decides in this situation, if no rule before it does."""
         return (
             situation.lost in self.lost
             and situation.phase in self.at
@@ -146,7 +146,7 @@ def decide(rules: Sequence[Rule[T]], situation: Situation) -> T:
     """Return what the first rule that applies says.
 
     Raises:
-        RuntimeError: none applies.
+        RuntimeError: no rule applies.
     """
     for rule in rules:
         if rule.applies(situation):
@@ -162,7 +162,7 @@ def decide(rules: Sequence[Rule[T]], situation: Situation) -> T:
 # -- the tables -----------------------------------------------------------------------------------
 
 LOSSES: tuple[Rule[Lost], ...] = (
-    # Env_ids that share an env have a new one only in a new host, all of them together.
+    # Env_ids that share an env get a new one only in a new host, all of them together.
     Rule(Lost.HOST, lost=(_L.ENV,), when=(_C.SHARES_ENV,)),
     Rule(Lost.HOST, lost=(_L.NOTHING,), at=(_P.STARTING,), when=(_C.SHARES_ENV,)),
     Rule(Lost.HOST, lost=(_L.NOTHING,), at=(_P.RESETTING,), when=(_C.SHARES_ENV, _C.LAST_ATTEMPT)),
@@ -215,13 +215,13 @@ EPISODES: tuple[Rule[bool | None], ...] = (
     Rule(None, when=(_C.RELEASED,)),
     Rule(None, lost=(_L.NOTHING,), at=(_P.CALLING,)),
     Rule(None, states=(_S.RESET,)),
-    # The first reset of an env is the launch's, whoever begins the later ones.
+    # The launch begins the first reset of an env, whoever begins the later ones.
     Rule(True, at=_BETWEEN_REPAIRS, when=(_C.LAUNCHING,)),
     Rule(True, at=_BETWEEN_REPAIRS, when=(_C.AUTO_RESET,)),
     Rule(False, at=_BETWEEN_REPAIRS),
     Rule(None),
 )
-"""Whether an episode begins by itself when the repair is over; None: as was decided before."""
+"""Whether an episode begins by itself when the repair is over; None: as it was decided before."""
 
 COUNTS: tuple[Rule[bool], ...] = (
     Rule(False, when=(_C.MARKED,)),  # nothing has to be repaired
@@ -423,7 +423,7 @@ def _neighbours(env: ManagedEnv) -> str:
 
 
 def of_neighbour(env: ManagedEnv, failure: EnvFailure) -> EnvCrash:
-    """Return the failure of an env whose host was lost by the failure of one that shared it."""
+    """Return the failure of an env whose host was lost when another env in it failed."""
     first_line = str(failure).partition("\n")[0]
     text = (
         f"the worker of {env.name} (generation {env.generation}) was lost during "
@@ -451,7 +451,7 @@ def timeout(
         limit_s: the limit.
         where: `EnvTimeout.stacks`.
         name: what has set the limit, if that is no key of the config.
-        loses_host: its host is replaced for that.
+        loses_host: whether its host is replaced for that.
     """
     key = {"step": "step_timeout", "cancelled step": "step_timeout"}.get(env.phase.label)
     key = key or {"construction": "connect_timeout"}.get(env.phase.label, "reset_timeout")
@@ -518,7 +518,7 @@ def abnormal_timestep(
 
 
 _CALL_LOOK_S = 0.05
-"""How often it is looked whether hosts, which only a call can start, can be started now."""
+"""How often to look whether hosts that only a call can start can be started now."""
 
 _ATTEMPTS = {
     Follows.RESET_AGAIN: Next.RESET,
@@ -533,7 +533,7 @@ class Renewals:
     Args:
         hosts: to build envs and start hosts.
         statistics: where renewals are counted.
-        spares: what takes the place of envs whose hosts are gone; None if there is nothing.
+        spares: the spares that take the place of envs whose hosts are gone; None if there are none.
     """
 
     def __init__(
@@ -556,7 +556,7 @@ class Renewals:
         self._hosts.build(env)
 
     def _renew_hosts(self, envs: Sequence[ManagedEnv]) -> None:
-        """Begin a new generation of envs whose host is gone, in a new one for all of them."""
+        """Begin a new generation of envs whose host is gone, in one new host for all of them."""
         if self._hosts.transport.must_wait_for_call:
             self._hosts.pause(envs, _CALL_LOOK_S, Next.RENEW_HOST)
             return
@@ -604,7 +604,7 @@ class Renewals:
             self.renew_env(env)
 
     def host_ended(self, group: HostGroup) -> None:
-        """The host of these envs is gone: go on with what follows, for all of them together."""
+        """Go on with what follows the end of a host, for all of its envs together."""
         leaving = [env for env in group.envs if env.phase is Phase.ENDING]
         for env in leaving:
             env.host_id = None
@@ -619,7 +619,7 @@ class Renewals:
             self._renew_hosts(returning)
 
     def take_over(self, env: ManagedEnv) -> ManagedEnv:
-        """Have a spare take the place of an env, if it can; return whose host is to be replaced."""
+        """Have a spare take an env's place, if one can; return the one whose host to replace."""
         if self._spares is None or self._table.launching:
             return env
         return self._spares.take_over(env)
@@ -635,19 +635,20 @@ class Repair:
     Args:
         hosts: to renew and end hosts.
         statistics: where failures are counted.
-        episodes: begins them, and replaces hosts that want it.
+        episodes: begins episodes, and replaces hosts that want it.
         selections: know how many steps each env has made.
-        spares: what takes the place of envs that fail; None if there is nothing.
+        spares: the spares that take the place of envs that fail; None if there are none.
         auto_reset: whether a repaired env begins an episode by itself.
 
     Attributes:
-        renewals: of envs and hosts.
-        launch_failures: by env_id: while envs are launched failures are collected here, and nothing
-            is renewed beyond the attempts at one reset.
-        quiet: neither failures nor notices are logged: they will come again.
-        urgent: what is fatal has to be raised at once.
-        fatal_errors: what has to be raised, one by each public call.
-        fatal_of_leases: by env_id: what has to be raised by who had leased an env when it failed.
+        renewals: renews envs and hosts.
+        launch_failures: by env_id: the failures of a launch, which are collected here while it goes
+            on; nothing is renewed then beyond the attempts at one reset.
+        quiet: whether to log neither failures nor notices, because they will come again.
+        urgent: whether what is fatal has to be raised at once.
+        fatal_errors: the errors that have to be raised, one by each public call.
+        fatal_of_leases: by env_id: the error that has to be raised by whoever had leased the env
+            when it failed.
     """
 
     def __init__(
@@ -685,7 +686,7 @@ class Repair:
     # -- a failure --------------------------------------------------------------------------
 
     def prepare(self, envs: Iterable[ManagedEnv]) -> None:
-        """Get the observations that `fail` shows again if these envs fail; call it then.
+        """Get the observations that `fail`, to be called next, shows again if these envs fail.
 
         Raises:
             NoMemoryYet: there is no memory for them. Nothing was changed.
@@ -705,14 +706,14 @@ class Repair:
         *,
         charged: bool = True,
     ) -> None:
-        """An env failed: tell its user what is due, and do what follows.
+        """Give the user of an env that failed what is due, and do what follows.
 
         Args:
             env: the env.
             failure: what happened.
             lost: what the failure itself leaves unusable.
             env_info: the info of a step that the env itself called abnormal.
-            charged: it counts against the budget; not what its user has interrupted.
+            charged: whether it counts against the budget; what its user has interrupted does not.
         """
         if env.phase is Phase.RESETTING:
             self._count_attempt(env)
@@ -730,7 +731,8 @@ class Repair:
             self._tell_user(env, failure, gets)
             self.call_ended(env)
             return
-        # Not what users get: whoever raises that has it keep all that the frames on its way have.
+        # A copy of what users get: once they raise that, it keeps alive all that the frames on its
+        # way have.
         kept = copy.copy(failure)
         self._count_failure(env, kept)
         self._restorations.failed(env, is_lost=situation.lost is not Lost.NOTHING)
@@ -788,13 +790,14 @@ class Repair:
             self._failed_in_launch[env.group.index] += 1
 
     def _has_attempts(self, env: ManagedEnv) -> bool:
-        """Whether there is to be another attempt at the reset of an env."""
+        """Return whether there is to be another attempt at the reset of an env."""
         max_retry = self._policy.max_retry
         left = env.attempts < max_retry
         if not self._table.launching:
             return left
-        # Whoever takes a shared host along has its neighbours reset once more, and these may do the
-        # same to it, in turns: a launch has so many attempts in all as each env has by itself.
+        # An env that takes a shared host along has its neighbours reset once more, and these may do
+        # the same to it, in turns. So in a launch the envs of a host have no more attempts in all
+        # than they would have with a host each.
         group = env.group
         left = left and env.env_id not in self.launch_failures
         return left and self._failed_in_launch[group.index] < len(group.envs) * max_retry
@@ -836,7 +839,7 @@ class Repair:
                 self._table.happened(env.env_id, Event.FAILED)
 
     def _tell_tenant(self, env: ManagedEnv, failure: EnvFailure) -> None:
-        """Note what an env has failed with for who has leased it."""
+        """Note, for whoever has leased an env, what it has failed with."""
         if env.env_id in self._table.leased:
             self._table.leased[env.env_id] = failure
 
@@ -864,7 +867,7 @@ class Repair:
             self._repair(env, follows, lost)
 
     def _try_again(self, env: ManagedEnv, follow_up: Next, lost: Lost) -> None:
-        """Have another attempt at a reset be made after a pause."""
+        """Have another attempt at a reset made after a pause."""
         pause_s = self._policy.retry_waiting_s
         if lost is Lost.NOTHING:
             self._statistics.reset_retries += 1
@@ -874,7 +877,7 @@ class Repair:
             self._hosts.pause([env], pause_s, follow_up)
 
     def _repair(self, env: ManagedEnv, follows: Follows, lost: Lost) -> None:
-        """Have an env be repaired, or closed."""
+        """Have an env repaired, or closed."""
         pause_s, group = self._policy.renewal_delay_s(env.renewals_in_a_row), env.group
         if follows is Follows.CLOSES:
             self._close(env, lost)
@@ -914,7 +917,7 @@ class Repair:
         self._give_up(env, Lost.ENV if lost is Lost.NOTHING else lost)
 
     def _release(self, env: ManagedEnv) -> None:
-        """Have a healthy host let go of an env; the last one takes the host with it."""
+        """Have a healthy host let go of an env; the host ends with its last env."""
         if env.group.present() == [env]:
             self._hosts.leave(env, Next.NOTHING)
             self._hosts.end(env.group, ask=True)
@@ -938,13 +941,13 @@ class Repair:
     def _lose_host_of_neighbour(
         self, env: ManagedEnv, culprit: ManagedEnv, failure: EnvFailure
     ) -> None:
-        """Do what follows for an env that loses its host by the failure of another one."""
+        """Do what follows for an env that loses its host because another env in it failed."""
         found = {
             Condition.NEIGHBOUR: True,
             Condition.LAUNCH_FAILED: (
                 self._table.launching and culprit.env_id in self.launch_failures
             ),
-            # A number that is not finite may be raised, too, and ends nothing else.
+            # The failure for a number that is not finite may be raised, too; it ends nothing else.
             Condition.RAISED: (
                 (self.urgent or culprit.env_id in self.fatal_of_leases) and not self._policy.recover
             ),
@@ -970,9 +973,9 @@ class Repair:
 
         Args:
             env: the env.
-            raises: what.
-            failure: of the env.
-            exceeded: which limit of the budget it exceeds, if any.
+            raises: what to raise.
+            failure: the failure of the env.
+            exceeded: which limit of the budget the failure exceeds, if any.
         """
         if raises is Raises.LAUNCH_ERROR:
             self.launch_failures[env.env_id] = failure
@@ -1012,7 +1015,8 @@ class Repair:
     def raise_at_once(self, failure: EnvFailure) -> None:
         """Have the present or next public call raise `failure` before anything else.
 
-        A launch fails with it: nothing is tried again. That of a leased env is raised by its user.
+        A launch fails with it: nothing is tried again. The failure of a leased env is raised by
+        the env's user.
         """
         if self._table.launching:
             self.launch_failures[failure.env_id] = failure
@@ -1024,7 +1028,7 @@ class Repair:
         self.urgent = True
 
     def raise_later(self, error: Exception) -> None:
-        """Have the next public call raise `error` after what has arrived was delivered."""
+        """Have the next public call raise `error` after it has delivered what has arrived."""
         self.fatal_errors.append(error)
 
     @property
@@ -1038,7 +1042,7 @@ class Repair:
         return self._policy.recover
 
     def take_fatal(self) -> Exception | None:
-        """Return what is to be raised now, once."""
+        """Return, once, the error that is to be raised now."""
         self.urgent = False
         return self.fatal_errors.popleft() if self.fatal_errors else None
 
@@ -1055,7 +1059,7 @@ class Repair:
         env.attempts = 0
 
     def call_ended(self, env: ManagedEnv) -> None:
-        """A call is over; a reset that was asked for meanwhile begins."""
+        """Note that a call is over, and begin a reset that was asked for meanwhile."""
         self._hosts.settle(env)
         if self._states[env.env_id] is EnvState.RESET and not env.waits:
             self._begin_reset(env)
@@ -1065,7 +1069,7 @@ class Repair:
     # -- actions that nobody executes -------------------------------------------------------------
 
     def answer_unexecuted(self) -> None:
-        """Give the actions of envs that had died while they were ready their abnormal timesteps.
+        """Answer actions of envs that had died while they were ready with abnormal timesteps.
 
         Not to be interrupted.
         """
@@ -1074,7 +1078,7 @@ class Repair:
             self._table.unexecuted.discard(env_id)
 
     def _answer_unexecuted(self, env: ManagedEnv) -> None:
-        """Give the action of an env its abnormal timestep, and catch up with its repair."""
+        """Answer the action of an env with an abnormal timestep, and catch up with its repair."""
         failure = env.failed_while_ready
         if failure is None:
             raise RuntimeError("an env without failure: a defect of envmgr, please report it")

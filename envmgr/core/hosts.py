@@ -31,7 +31,7 @@ def await_own_reset(hosts: Hosts, env: ManagedEnv, *, in_next_step: bool) -> Non
 
 
 def reset_in_step_of(hosts: Hosts, env_ids: Iterable[int]) -> None:
-    """The episodes of others begin now that these envs take a step; can be done again."""
+    """Begin the episodes of rows that waited for a step of these envs; safe to repeat."""
     table = hosts.table
     begun, limit_s = table.begun_with(env_ids), hosts.limits.of_phase(Phase.RESETTING)
     if limit_s is not None:
@@ -42,38 +42,39 @@ def reset_in_step_of(hosts: Hosts, env_ids: Iterable[int]) -> None:
 
 
 def released(hosts: Hosts, env_id: int) -> None:
-    """An env is let go of: who waited for its step may have no other to wait for."""
+    """Note that an env was released: rows that waited for its step may have no other to await."""
     if hosts.table.begins_alone(env_id):
         reset_in_step_of(hosts, (env_id,))
 
 
 _LONG_PAUSE_S = 1.0
-"""Who waits longer for something to follow is told so."""
+"""Pauses of at least this length are logged."""
 
 
 class Hosts:
-    """Sends requests for envs and keeps track of what is awaited until when.
+    """The hosts of envs, the requests to them, and what is awaited of them until when.
 
     Args:
-        factories: by env_id, those of the spares last.
+        factories: the factories of the envs, by env_id, those of the spares last.
         clock: monotonic seconds.
         num_workers: how many hosts share the envs; None: one for each.
         spare_num: how many of the envs are spares.
-        caps: how many may be built or reset.
+        caps: how many envs may be built or reset; None if there are no caps.
 
     Attributes:
-        env_num: envs that are seen, and are not spares.
+        env_num: the number of envs that users see, without spares.
         table: what is known of all envs.
-        envs: its details, by env_id, those of the spares last.
+        envs: the details of each env in the table, by env_id, those of the spares last.
         phases: what hosts are busy with; changed here, and where steps are posted and handed out.
         groups: which envs share a host.
-        group_of_host: those that a host serves, by host_id; without hosts that were given up.
+        group_of_host: the envs that each host serves, by host_id; without hosts that were given up.
         limits: how long hosts may take.
-        request_ids: one for each request, in order, whatever way it goes.
+        request_ids: gives an id to each request, in order, whichever way the request goes.
         block: where steps are posted; None where they go by message.
-        settings: for every host that serves one env.
-        tracer: is told what hosts are at.
-        starts: who waits for its turn to be built or reset; None where there are no caps.
+        settings: the settings of every host that serves one env.
+        tracer: is told what hosts are doing; None if nothing is traced.
+        starts: the envs that wait for their turn to be built or reset; None where there are no
+            caps.
     """
 
     def __init__(
@@ -112,9 +113,9 @@ class Hosts:
     # -- which host serves which envs ---------------------------------------------------------
 
     def start(self, envs: Sequence[ManagedEnv]) -> None:
-        """Have envs built that have no host: in a new one for each group that has none either.
+        """Build envs that have no host: in a new one for each group that has none either.
 
-        Those that have to wait for their turn pause until then.
+        Envs that have to wait for their turn pause until then.
 
         Raises:
             ConfigError: a factory cannot be sent to a host; nothing was started.
@@ -134,8 +135,8 @@ class Hosts:
     def across(self, envs: Sequence[ManagedEnv]) -> Sequence[ManagedEnv]:
         """Return envs in the order in which they are to begin.
 
-        Where only some may begin at a time, the first ones of all hosts come first: a host builds
-        and resets one at a time.
+        Where only some envs may begin at a time, the first envs of all hosts come first, because a
+        host builds and resets one env at a time.
         """
         if self.starts is None:
             return envs
@@ -180,7 +181,7 @@ class Hosts:
             group.running = built[0]  # its limit counts from the start of the host
 
     def build(self, env: ManagedEnv) -> None:
-        """Have the host of an env's group build it, in place of the one there was."""
+        """Have the host of an env's group build the env, in place of the previous one."""
         if self.starts is not None and not self.starts.may_begin(env):
             self.await_turn(env, Next.BUILD)
         else:
@@ -193,7 +194,7 @@ class Hosts:
             self.starts.wait(env, follow_up)
 
     def build_in_turn(self, env: ManagedEnv) -> None:
-        """Have an env built whose turn it is: in the host of its group, or in a new one."""
+        """Build the env whose turn it is: in the host of its group, or in a new one."""
         env.follow_up = Next.NOTHING
         if self.starts is not None:
             self.starts.may_begin(env)
@@ -232,12 +233,12 @@ class Hosts:
 
     @property
     def resets_need_no_looking_after(self) -> bool:
-        """Whether resets have no time limit, and workers none that has them replaced."""
+        """Whether resets have no time limit, and workers no limit that has them replaced."""
         return not self.are_recycled and self.limits.of_phase(Phase.RESETTING) is None
 
     @property
     def are_recycled(self) -> bool:
-        """Whether they have a limit, and are replaced when they have reached it."""
+        """Whether workers have a limit, and are replaced when they have reached it."""
         settings = self.settings
         return settings.max_episodes is not None or settings.max_rss_bytes is not None
 
@@ -261,9 +262,9 @@ class Hosts:
         self.limits.set(env, self.limits.of_phase(env.phase) if own is None else own.limit_s)
 
     def cancel_request(self, env: ManagedEnv) -> None:
-        """Have the host of an async env cancel what it was asked for; its reply is awaited.
+        """Have the host of an async env cancel the env's request, and await the reply.
 
-        If that takes longer than the limit for closing, the env does not end on being cancelled.
+        If that takes longer than the limit for closing, the env does not end when it is cancelled.
         """
         env.cancelled = env.request_id
         during = FAILS_DURING[env.phase]
@@ -275,12 +276,12 @@ class Hosts:
         env.limit_s = exceeded_s  # what messages name
 
     def settle(self, env: ManagedEnv) -> None:
-        """Nothing is awaited of this env any more."""
+        """Note that nothing is awaited of this env any more."""
         self._change(env, Change.SETTLE)
         env.deadline = NEVER
 
     def cancel(self, env: ManagedEnv) -> None:
-        """Nobody wants the step's timestep any more; its reply is still awaited."""
+        """Note that nobody wants a step's timestep any more; its reply is still awaited."""
         self._change(env, Change.CANCEL)
 
     def pause(self, envs: Sequence[ManagedEnv], pause_s: float, follow_up: Next) -> None:
@@ -302,14 +303,14 @@ class Hosts:
     # -- posted steps -------------------------------------------------------------------------
 
     def share(self, block: Block | None) -> None:
-        """Steps are posted in this block from now on; None: not any more."""
+        """Have steps posted in this block from now on; None: in no block any more."""
         self.block = block
         self.limits.look_into(block)
         if block is not None:
             self.transport.count_messages(block.messages_sent)
 
     def look_after(self, env: ManagedEnv) -> None:
-        """Look after a posted step by itself; nothing if the env takes none."""
+        """Look after an env's posted step by itself; do nothing if it takes none."""
         block = self.block
         if block is None or env.phase is not Phase.POSTED:
             return
@@ -321,7 +322,7 @@ class Hosts:
             self.ask(self.table.index_of[env.env_id])
 
     def may_stay_silent(self, env_id: int) -> bool:
-        """Return whether an env's host may not ring for its posted step, which has not replied."""
+        """Return whether an env's posted step is unanswered and its host might not ring for it."""
         block = self.block
         if block is None:
             return False
@@ -336,9 +337,9 @@ class Hosts:
     # -- the end of a host --------------------------------------------------------------------
 
     def leave(self, env: ManagedEnv, follow_up: Next, pause_s: float = 0.0) -> None:
-        """An env's host ends, or is gone: `follow_up` begins when it is, after a pause.
+        """Have an env leave its host; `follow_up` begins when that is gone, after a pause.
 
-        Call `end` for all of its envs together.
+        The host ends, or is gone already. Call `end` for all of its envs together.
         """
         self._change(env, Change.END)
         env.follow_up = follow_up
@@ -347,7 +348,7 @@ class Hosts:
         env.deadline = NEVER
 
     def join(self, env: ManagedEnv, other: ManagedEnv) -> None:
-        """Have an env without host wait for the new host that another env of its group awaits."""
+        """Have an env without a host await the new host that another env of its group awaits."""
         self._change(env, Change.END if other.phase is Phase.ENDING else Change.PAUSE)
         env.host_id = other.host_id
         env.request_id = other.request_id
@@ -384,7 +385,7 @@ class Hosts:
             self.transport.kill(host_id)
 
     def _retire(self, group: HostGroup) -> None:
-        """Leave the memory of a host that goes on, though it was given up, to it for good."""
+        """Leave its memory for good to a host that still runs although it was given up."""
         if not self.table.observed.is_open:
             return  # it was told of none
         group.is_retired = True
@@ -393,15 +394,15 @@ class Hosts:
                 self.table.retire(env.env_id)
 
     def ended(self, group: HostGroup, *, lingers: bool = False) -> None:
-        """The host of these envs is gone and reaped, or was given up and lingers."""
+        """Note that the host of these envs is gone and reaped, or was given up and lingers."""
         if lingers:
             self._retire(group)
         if group.host_id is not None:
             self.group_of_host.pop(group.host_id, None)
             self._killed.discard(group.host_id)
         if self.block is not None and not lingers:
-            # It does no more of what was posted for it: the others need not wait for it, and one of
-            # them rings for all.
+            # The host does no more of what was posted for it: the other hosts need not wait for it,
+            # and one of them rings for all.
             self.block.finished[group.index] = self.block.posted[group.index]
         group.host_id = group.running = None
         group.is_ending = group.is_to_be_replaced = False
@@ -409,7 +410,7 @@ class Hosts:
         group.deadline = NEVER
 
     def forget_all(self) -> None:
-        """Have no host known any more: what still arrives is nobody's."""
+        """Forget all hosts: what still arrives from them belongs to no env."""
         self.group_of_host.clear()
 
 

@@ -3,7 +3,8 @@
 `envmgr.journal` says how the two keep interrupts from doing harm.
 
 Timesteps are delivered when the public call has returned them. Until then they are `returning`: a
-call that ends by an interrupt has delivered nothing, and what it had is given back to the table.
+call that is ended by an interrupt has delivered nothing, and the timesteps that it had are given
+back to the table.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ T = TypeVar("T")
 
 
 class Fate:
-    """What became of timesteps that were handed out; who counts them keeps this.
+    """What became of timesteps that were handed out; kept by whoever counts them.
 
     Attributes:
-        given_back: an interrupt has ended the call, and they are owed again.
+        given_back: whether an interrupt has ended the call, so that they are owed again.
     """
 
     __slots__ = ("given_back",)
@@ -37,8 +38,9 @@ class Fate:
 class Returning(NamedTuple):
     """Timesteps that a public call is about to return.
 
-    Nobody but the journal may keep this: with the frame of the caller goes all that the functions
-    around it have. So the frame is not in the timesteps, which the caller's functions know.
+    Nobody but the journal may keep this, because the frame of the caller keeps alive everything
+    that the functions around it have. This is why the frame is not part of the timesteps, which the
+    caller's functions know.
 
     Attributes:
         timesteps: a `HandedOut`, which knows how many there are and what is to become of them.
@@ -53,13 +55,13 @@ class CallJournal(Journal):
     """What is under way in the public call of one manager.
 
     Args:
-        thread: where that is done which must not be interrupted; None: in the caller's thread.
+        thread: runs the jobs that must not be interrupted; None: they run in the caller's thread.
 
     Attributes:
-        caller: the frame of the public call under way; it stays after one that an interrupt has
+        caller: the frame of the public call under way; it stays after a call that an interrupt has
             kept from ending as it should.
         returning: the timesteps that the call is about to return; None if there are none. They stay
-            for a moment longer than `caller`: the last thing that a call does is to set this None.
+            a moment longer than `caller`: the last thing that a call does is to set this to None.
     """
 
     __slots__ = ("_thread", "caller", "returning")
@@ -71,21 +73,21 @@ class CallJournal(Journal):
         self.returning: Returning | None = None
 
     def forget(self) -> None:
-        """Do nothing of what an interrupt has left, and return nothing: the manager is closed."""
+        """Drop what an interrupt has left, and what was to be returned: the manager is closed."""
         super().forget()
         self.returning = None
 
     def uninterrupted(self, job: Callable[[], T]) -> T:
-        """Do something that must not be half done: to its end, whatever signal handlers raise."""
+        """Run a job that must not be left half done to its end, whatever signal handlers raise."""
         return job() if self._thread is None else self._thread.run(job)
 
     def settle(self) -> None:
-        """Wait for what was begun uninterrupted before an interrupt of its caller."""
+        """Wait for jobs that `uninterrupted` began before an interrupt of their caller."""
         if self._thread is not None:
             self._thread.settle()
 
     def end(self) -> None:
-        """End the thread; what is to be done uninterrupted from now on runs in the caller's."""
+        """End the thread; from now on, `uninterrupted` runs jobs in the caller's thread."""
         if self._thread is not None:
             self._thread.end()
 
@@ -109,10 +111,10 @@ class CallJournal(Journal):
 
 
 def is_run(frame: FrameType | None) -> bool:
-    """Whether any thread runs a function; its local variables are let go of if not.
+    """Return whether any thread runs this frame; if none does, its local variables are released.
 
-    This is asked in one go. Who looks for the frame among those that threads run may be led astray
-    by what these do meanwhile.
+    This takes a single step. A search for the frame among those that threads run could be led
+    astray by what the threads do meanwhile.
     """
     if frame is None:
         return False
@@ -133,7 +135,7 @@ class _Task(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it."""
+        """Run the job."""
         try:
             self._result = self._job()
         except BaseException as error:
@@ -141,7 +143,7 @@ class _Task(Generic[T]):
         self._ended.set()
 
     def wait(self) -> None:
-        """Wait until it is done; signal handlers run meanwhile."""
+        """Wait until the job is done; signal handlers run meanwhile."""
         self._ended.wait()
 
     def outcome(self) -> T:
@@ -153,10 +155,10 @@ class _Task(Generic[T]):
 
 
 class _Thread(threading.Thread):
-    """A thread that no signal handler runs in.
+    """A thread in which no signal handler runs.
 
     Attributes:
-        waiting: the thread that waits while it works.
+        waiting: the thread that waits while this one works.
     """
 
     def __init__(self, serve: Callable[[], None]) -> None:
@@ -179,8 +181,8 @@ class SignalFreeThread:
     def run(self, job: Callable[[], T]) -> T:
         """Run a job to its end, and return or raise what comes of it.
 
-        Where no handler can interrupt, which is in every thread but the main one, it runs at once.
-        So it does when this has ended.
+        In every thread but the main one no signal handler can interrupt, so the job runs there at
+        once. It also does so once `end` was called.
         """
         if self._has_ended or threading.current_thread() is not threading.main_thread():
             return job()
@@ -200,14 +202,14 @@ class SignalFreeThread:
         return task.outcome()
 
     def settle(self) -> None:
-        """Wait for what was begun before an interrupt."""
+        """Wait for jobs that were begun before an interrupt."""
         if self._thread is not None and not self._has_ended:
             self.run(_nothing)  # after all that was given before it
 
     def end(self) -> None:
-        """End the thread, when it has done all that it was given, and wait for that.
+        """End the thread once it has run all jobs that it was given, and wait for that.
 
-        What it is given later runs in the caller's thread.
+        Jobs that it is given later run in the caller's thread.
         """
         self._has_ended = True
         thread = self._thread
@@ -224,4 +226,4 @@ class SignalFreeThread:
 
 
 def _nothing() -> None:
-    """Be done."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""The launch of all envs: they are built and reset, or it fails with all that went wrong."""
+"""The launch: all envs are built and reset, or it fails with everything that went wrong."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _OTHERS_S = 5.0
 
 
 def preload(engine: Engine, factories: Sequence[EnvFactory]) -> None:
-    """Have done what can be done once for all hosts, before the first of them is started.
+    """Do what can be done once for all hosts, before the first of them is started.
 
-    Its lock is held.
+    The engine's lock is held.
     """
     transport = engine.transport
     engine.uninterrupted(lambda: transport.preload(factories))
@@ -43,14 +43,14 @@ def preload(engine: Engine, factories: Sequence[EnvFactory]) -> None:
 
 
 _LOOK_FOR_UNITS_S = 0.25
-"""How often to look whether other managers have given units back: nobody rings for that."""
+"""How often to look whether other managers have given units back: nothing announces that."""
 
 
 def await_units(engine: Engine) -> None:
     """Wait until there are units for all envs of an engine, where managers share a cap.
 
     Raises:
-        SharedCapError: there can be none.
+        SharedCapError: no units can be had, or another manager has another number for it.
     """
     units = engine.units
     if units is None:
@@ -71,10 +71,12 @@ def await_units(engine: Engine) -> None:
 
 
 def describe_first(engine: Engine) -> None:
-    """Start the host of env 0, and wait until it has said what its env is. Its lock is held.
+    """Start the host of env 0, and wait until it has described its env.
+
+    The engine's lock is held.
 
     Raises:
-        LaunchError: it has failed.
+        LaunchError: env 0 has failed.
     """
     await_units(engine)
     supervisor = engine.supervisor
@@ -106,14 +108,16 @@ def prepare_resets(
 
 
 def build_envs(engine: Engine, *, same_spaces: bool) -> None:
-    """Build all envs of an engine and lay out the memory for what they give. Its lock is held.
+    """Build all envs of an engine and lay out the memory for what they give.
+
+    The engine's lock is held.
 
     Args:
-        engine: whose envs are VOID.
+        engine: the engine, whose envs are VOID.
         same_spaces: refuse envs whose spaces differ.
 
     Raises:
-        LaunchError: with all failures.
+        LaunchError: envs failed; the error has all failures.
         SpaceMismatchError, ConfigError: see `Supervisor`.
     """
     build_all(engine)
@@ -122,10 +126,10 @@ def build_envs(engine: Engine, *, same_spaces: bool) -> None:
 
 
 def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:
-    """Reset all envs of an engine, which are built. Its lock is held.
+    """Reset all envs of an engine, which are built. The engine's lock is held.
 
     Raises:
-        LaunchError: with all failures.
+        LaunchError: envs failed; the error has all failures.
     """
     if replay_paths is not None:
         _enable_replays(engine, replay_paths)
@@ -135,7 +139,7 @@ def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:
 
 
 def _warn_of_memory(engine: Engine) -> None:
-    """Warn if new workers have more memory than a worker may have, and so are replaced for ever."""
+    """Warn if new workers already use more memory than they may, and so are replaced for ever."""
     limit = engine.supervisor.hosts.settings.max_rss_bytes
     if limit is None:
         return
@@ -154,7 +158,7 @@ def build_all(engine: Engine) -> None:
     """Start all hosts of an engine and wait until their envs are built.
 
     Raises:
-        LaunchError: with all failures.
+        LaunchError: envs failed; the error has all failures.
         ConfigError: a factory cannot be sent to a host; nothing was started.
     """
     await_units(engine)
@@ -182,7 +186,7 @@ def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
     """Have all envs reset for the first time, and wait for it.
 
     Raises:
-        LaunchError: with all failures; or it takes longer than `limit_s`.
+        LaunchError: envs failed, and the error has all failures; or it takes longer than `limit_s`.
     """
     supervisor = engine.supervisor
     states, spares, starts = supervisor.states, supervisor.spares, supervisor.hosts.starts
@@ -233,7 +237,7 @@ def await_all(
     """Wait for envs that are being launched.
 
     Raises:
-        LaunchError: with all failures; or it takes longer than `limit_s`.
+        LaunchError: envs failed, and the error has all failures; or it takes longer than `limit_s`.
     """
     failures = engine.supervisor.repair.launch_failures
     in_time = engine.wait_until(
@@ -265,11 +269,11 @@ def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:
 
 
 _MOST_CAUSES = 3
-"""So many are told in full."""
+"""How many causes of a failed launch are reported in full."""
 
 
 def _by_cause(failures: Mapping[int, EnvFailure]) -> dict[tuple[int, ...], str]:
-    """Return what failures say, by the envs that failed in the same way: each is said once."""
+    """Return the texts of failures, each once, by the envs that failed in the same way."""
     ids_of: dict[tuple[type, str], list[int]] = {}
     for env_id, failure in sorted(failures.items()):
         cause = re.sub(rf"\benv {env_id}\b", "\0", str(failure), count=1)  # its own name
@@ -281,7 +285,7 @@ def _by_cause(failures: Mapping[int, EnvFailure]) -> dict[tuple[int, ...], str]:
 
 
 def _in_plural(cause: str) -> str:
-    """Return what a failure of one env says, as of several; stacks below it stay as they are."""
+    """Return the text of one env's failure, put in the plural; stacks below it are unchanged."""
     said, blank, rest = cause.partition("\n\n")
     if " was lost during " not in said:  # that of another env, which they shared with it
         said = said.replace("the worker of \0", "the workers of \0", 1)

@@ -37,7 +37,7 @@ from envmgr.wire.arenas import COPIED, Buffers, Placement, buffer_arrays
 from envmgr.wire.block import BUFFER_BITS
 
 STEPS = 2
-"""Steps of its env that a view outlives."""
+"""How many more steps of its env a view stays valid through."""
 
 
 class ViewGuard:
@@ -47,7 +47,7 @@ class ViewGuard:
         self._sent = [(0, 0)] * env_num
 
     def count(self, env_ids: Iterable[int], request: int) -> None:
-        """Each of these envs was sent an action; once, however often this is said of a request."""
+        """Count an action sent to each of these envs, but only once for each request."""
         for env_id in env_ids:
             n, latest = self._sent[env_id]
             if request != latest:
@@ -58,7 +58,7 @@ class ViewGuard:
 
         Args:
             env_ids: the envs whose observations it shows.
-            view: it; a number is returned as it is.
+            view: the view; a number is returned as it is.
         """
         if not isinstance(view, np.ndarray):
             return view
@@ -81,11 +81,11 @@ class ViewGuard:
 
 
 def _nothing() -> None:
-    """An array of no env's."""
+    """Check nothing: the array belongs to no env."""
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with its checked views checked, as ordinary arrays."""
+    """Check the views in a value, and return it with ordinary arrays in their place."""
     if isinstance(value, CheckedView):
         value.check()
         return np.ndarray.view(value, np.ndarray)
@@ -101,7 +101,7 @@ class CheckedView(np.ndarray[Any, Any]):
     read memory without asking (`torch.from_numpy`) are not noticed.
 
     Attributes:
-        check: raises StaleViewError if it is too old.
+        check: raises StaleViewError if the array is too old.
     """
 
     check: Callable[[], None]
@@ -123,7 +123,7 @@ class CheckedView(np.ndarray[Any, Any]):
 
 
 def _of_plain(name: str) -> Callable[..., Any]:
-    """Return a method that is that of an ordinary array."""
+    """Return a method that checks the view and calls the same method of an ordinary array."""
 
     def method(self: CheckedView, *args: Any, **kwargs: Any) -> Any:
         return getattr(_plain(self), name)(*args, **kwargs)
@@ -139,7 +139,7 @@ _GIVE_VIEWS = frozenset(
 """Methods whose results are checked when they are used, as they share the memory."""
 
 # numpy's own methods go on to __array_ufunc__, and keep the array alive for ever when that raises;
-# or they read the memory without a question.
+# or they read the memory without a check.
 for _name in (
     *(name for name in dir(np.ndarray) if name[0] != "_" and callable(getattr(np.ndarray, name))),
     *("__setitem__", "__contains__", "__repr__", "__str__", "__format__"),
@@ -151,7 +151,8 @@ for _name in (
 
 
 _LARGE_BYTES = 4096
-"""Observations from this size on are copied one by one: who keeps one should not keep a batch."""
+"""Observations of this size or more are copied one by one, so that keeping one does not keep a
+whole batch in memory."""
 
 _KNOWN_PARTS = 256
 
@@ -160,11 +161,11 @@ Rows = Any
 
 
 Where = int | bytes
-"""The one buffer that observations are in, or that of each of them."""
+"""The one buffer that all observations are in, or bytes with the buffer of each of them."""
 
 
 def one_of(buffers: bytes) -> Where:
-    """Return buffers as one, if they are."""
+    """Return buffers as one number if they are all the same, else as they are."""
     return buffers[0] if buffers.count(buffers[:1]) == len(buffers) else buffers
 
 
@@ -175,7 +176,8 @@ class RowsOfArena(Protocol):
         ids: their numbers.
         rows: what indexes them.
         is_slice: whether they are neighbours.
-        arenas: their rows of the arenas, by buffer, as far as they were asked for; if they are.
+        arenas: if they are neighbours, their rows of the arenas, by buffer, as far as these were
+            asked for.
     """
 
     ids: list[int]
@@ -188,7 +190,7 @@ class RowsToRead:
     """Some rows that are read together once, in the order in which they were named.
 
     Args:
-        ids: their numbers: different ones, at least one.
+        ids: the numbers of the rows: at least one, and all different.
 
     Attributes:
         array: the same, as a read-only array (k,) int64.
@@ -209,9 +211,9 @@ class ObservedEnvs(RowsOfArena, Protocol):
     """Envs whose observations are read together.
 
     Attributes:
-        count: how many they are.
-        fresh: what says of all that the newest observation is in the arena.
-        stale: likewise that it is not.
+        count: how many there are.
+        fresh: the bytes that say, for all of them, that the newest observation is in the arena.
+        stale: the bytes that say that it is not.
     """
 
     count: int
@@ -237,10 +239,10 @@ class _Texts:
         self._flat = self.column.reshape(-1)
 
     def read(self, ids: Sequence[int], buffers: Where) -> None:
-        """Read some of them; as `Arena.read_texts`.
+        """Read the texts of some rows, given as for `Arena.read_texts`.
 
         Raises:
-            ValueMismatchError: the bytes of one make no sense; none was taken.
+            ValueMismatchError: the bytes of one text make no sense; none was taken.
         """
         n, nbytes, flat = self._n_rows, self._nbytes, self._flat
         if isinstance(buffers, int):
@@ -261,8 +263,8 @@ class Arena:
 
     Args:
         arrays: per leaf (buffers, rows, *shape).
-        buffers: how many there are, of which kind.
-        env_ids: whose rows they are.
+        buffers: how many buffers there are, of which kind.
+        env_ids: the envs whose rows they are.
         copies: whether observations are copied out of the arrays.
         guard: wraps views that are handed out; None leaves them.
 
@@ -296,21 +298,21 @@ class Arena:
         self._copies = copies
         self._is_lone = type(layout.skeleton) is int
         self._unflatten = layout.unflatten
-        # As batches they are objects as a whole: see `Codec.stack`.
+        # In a batch each of these observations is one object as a whole: see `Codec.stack`.
         self._are_objects = not self._is_lone and all(self._are_texts)
         self._are_no_arrays = [leaf.is_number or j in texts for j, leaf in enumerate(layout.leaves)]
         self._large = [leaf.nbytes >= _LARGE_BYTES for leaf in layout.leaves]
-        # Of shape () and yet an array: iterating over a batch would make a number of it.
+        # Of shape () and yet an array: iterating over a batch would turn it into a number.
         self._pointlike = [leaf.shape == () and not leaf.is_number for leaf in layout.leaves]
         odd = any(self._large) or any(self._pointlike)
         self._are_rows_of_a_copy = copies and self._is_lone and not odd
 
     def read_texts(self, ids: Sequence[int], buffers: Where) -> int | None:
-        """Read the texts among observations; what is handed out of them is what is read here.
+        """Read the texts among observations; the texts handed out later are those read here.
 
         Args:
             ids: numbers of rows.
-            buffers: in which of them.
+            buffers: the buffers that the observations are in.
 
         Returns:
             The env whose text makes no sense; None if all do.
@@ -340,7 +342,7 @@ class Arena:
         Args:
             ids: numbers of rows.
             rows: the same, as an index.
-            buffers: in which of them.
+            buffers: the buffers that the observations are in.
         """
         leaves = [self._leaf_rows(j, ids, rows, buffers) for j in range(len(self._arrays))]
         if self._guard is not None:
@@ -372,11 +374,12 @@ class Arena:
     def batch(self, selection: RowsOfArena, buffers: Where) -> Any:
         """Return observations as one batch: per leaf (k, *shape), nested as the space.
 
-        A view of the arena if nothing is to be copied and it is one slice of it; else a copy.
+        The batch is a view if nothing has to be copied and it is one slice of the arena; else it is
+        a copy.
 
         Args:
             selection: the rows.
-            buffers: in which of them.
+            buffers: the buffers that the observations are in.
         """
         rows = selection.rows
         if self._are_objects:
@@ -397,14 +400,14 @@ class Arena:
         return leaves[0] if self._is_lone else self._unflatten(leaves)
 
     def maker(self, selection: RowsOfArena, buffer: int) -> Callable[[], Any]:
-        """Return what makes the batch that `batch` returns, in one call if that is all it takes."""
+        """Return a function that makes what `batch` returns, by a single copy if that is enough."""
         leaves = selection.arenas.get(buffer)
         if leaves is not None and self._copies and self._is_lone:
             return leaves[0].copy
         return partial(self.batch, selection, buffer)
 
     def _shown(self, leaves: Sequence[Array], rows: slice) -> list[Array]:
-        """Return views as they are handed out, and texts, which are nobody else's."""
+        """Return views as they are handed out, and texts as copies that nobody else has."""
         env_ids, guard = self._env_ids[rows], self._guard
         return [
             leaf.copy() if is_text else leaf if guard is None else guard.wrap(env_ids, leaf)
@@ -426,7 +429,7 @@ class Arena:
 
 
 class _Part(RowsToRead):
-    """Those of some envs that are of one layout."""
+    """The part of several envs whose observations have the same layout."""
 
     def __init__(self, arena: Arena, positions: list[int], ids: list[int]) -> None:
         super().__init__(ids)
@@ -435,7 +438,7 @@ class _Part(RowsToRead):
 
 
 class Arenas:
-    """The observations of envs of different layouts; as `Arena`, whose rows are the env_ids.
+    """The observations of envs of different layouts; as an `Arena` whose rows are the env_ids.
 
     Args:
         arena_of: the arena of each env, and its row there; None for those that are in none.
@@ -473,7 +476,7 @@ class Arenas:
         return None if others else part.arena.batch(part, buffers)
 
     def maker(self, selection: RowsOfArena, buffer: int) -> Callable[[], Any]:
-        """Return what makes the batch that `batch` returns, of envs of one layout."""
+        """Return a function that makes what `batch` returns, for envs of one layout."""
         (part,) = self._parts(selection.ids)
         return part.arena.maker(part, buffer)
 
@@ -511,7 +514,7 @@ Guard = Callable[[Array], Array]
 
 
 class ObservationReader:
-    """The parent's side: turns the reference in a reply into a private, writable observation.
+    """The trainer's side: turns the reference in a reply into an observation, a copy or a view.
 
     Args:
         space: the observation space; None if unknown.
@@ -550,8 +553,9 @@ class ObservationReader:
         Args:
             memory: the buffer.
             placement: where this env's buffers are.
-            copy_on_get: copy; else hand out views, valid through the env's next two steps.
-            guard: what views are wrapped by; None leaves them as they are.
+            copy_on_get: whether to copy observations; else views are handed out, which are valid
+                through the env's next two steps.
+            guard: wraps views that are handed out; None leaves them as they are.
         """
         self._guard = guard
         leaves = placement.layout.leaves if self._layout is None else self._layout.leaves
@@ -585,7 +589,7 @@ class ObservationReader:
         return structure.join(self._leaves(reference[0]), free)
 
     def _leaves(self, reference: Any) -> list[Any]:
-        """Return the leaves that are in a buffer, or those that are arrays."""
+        """Return the leaves that are in a buffer, or the arrays that came in the reply itself."""
         if self._found_at is None or type(reference) is list:  # of what is not in the arena
             arrays = self._structure.arrays
             if not isinstance(reference, list) or len(reference) != len(arrays):
@@ -641,8 +645,8 @@ class Observed:
         count: envs and spares.
 
     Attributes:
-        buffers: how many there are, of which kind.
-        arena: where they are in shared memory; None where they are known one by one only.
+        buffers: how many buffers there are, of which kind.
+        arena: where observations are in shared memory; None if they are only known one by one.
         counts: whether it matters which envs are sent actions.
     """
 
@@ -660,10 +664,10 @@ class Observed:
         self._none_in_arena = bytes(count)
 
     def open(self, readers: Sequence[ObservationReader], guard: ViewGuard | None = None) -> None:
-        """Read what replies refer to.
+        """Read what replies refer to, from now on.
 
         Args:
-            readers: of each env.
+            readers: the reader of each env.
             guard: wraps views that are handed out; None leaves them.
         """
         self._readers = readers
@@ -672,7 +676,7 @@ class Observed:
 
     @property
     def columns(self) -> dict[str, bytearray]:
-        """The columns that say where the newest observations are, for what writes them in C."""
+        """The columns that say where the newest observations are, for C code that writes them."""
         return {"buffers": self._buffer_bytes, "in_arena": self._in_arena}
 
     def taken_in_c(self, selection: ObservedEnvs, found: Sequence[Any]) -> None:
@@ -685,11 +689,11 @@ class Observed:
         return bool(self._readers)
 
     def lay_out(self, arena: Arena | Arenas, buffers: Buffers) -> None:
-        """Read batches of envs from shared memory.
+        """Read batches of observations from shared memory, from now on.
 
         Args:
-            arena: where they are.
-            buffers: how many there are, of which kind.
+            arena: where the observations are.
+            buffers: how many buffers there are, of which kind.
         """
         self.arena = arena
         self.buffers = buffers
@@ -710,19 +714,19 @@ class Observed:
         """Return reward, terminated and truncated of a step that an env has lost.
 
         Args:
-            env_id: which.
-            observation: the newest that it has shown.
+            env_id: the env.
+            observation: the newest observation that it has shown.
         """
         return self._readers[env_id].lost_step(observation)
 
     def keep(self, env_id: int, observation: Any) -> None:
-        """This is the newest observation of an env, as its user gets it."""
+        """Keep the newest observation of an env, in the form in which its user gets it."""
         self._kept[env_id] = observation
         self._in_arena[env_id] = 0
         self._buffer_bytes[env_id] = _NO_BUFFER
 
     def keep_each(self, timesteps: Mapping[int, EnvTimestep]) -> None:
-        """As `keep`, of the observations of timesteps by env_id."""
+        """Keep the observations of timesteps, as `keep` does, given the timesteps by env_id."""
         kept, in_arena, buffers = self._kept, self._in_arena, self._buffer_bytes
         for env_id, timestep in timesteps.items():
             kept[env_id] = timestep.obs
@@ -730,7 +734,7 @@ class Observed:
             buffers[env_id] = _NO_BUFFER
 
     def began(self, buffers: Mapping[int, int]) -> None:
-        """The newest observations of envs are those of resets, in these buffers, by env_id."""
+        """Note that the newest observations are those of resets, in these buffers, by env_id."""
         readers, buffer_bytes, in_arena = self._readers, self._buffer_bytes, self._in_arena
         n_steps = self.buffers.steps
         for env_id, buffer in buffers.items():
@@ -753,7 +757,7 @@ class Observed:
         return [i for i, buffer in buffers.items() if arena.read_texts((i,), buffer) is not None]
 
     def _note(self, env_id: int) -> None:
-        """The newest observation of an env is in use, also when there is a newer one."""
+        """Note that the newest observation of an env stays in use when there is a newer one."""
         buffer = self._buffer_bytes[env_id]
         if buffer != _NO_BUFFER:
             self._readers[env_id].note(buffer)
@@ -764,16 +768,17 @@ class Observed:
         return self._readers[env_id].placed_anew(placement)
 
     def retire(self, env_id: int) -> None:
-        """Replies of an env carry its observations from now on; the newest stays where it is.
+        """Expect observations of an env in its replies from now on; the newest stays where it is.
 
-        The buffer that it is in is not that of the next observation, nor of the one after that.
+        The buffer that holds it is used neither for the next observation nor for the one after
+        that.
         """
         self.of((env_id,))
         self._buffer_bytes[env_id] = _NO_BUFFER  # what is written there now is nobody's
         self._readers[env_id].detach()
 
     def of(self, env_ids: Sequence[int]) -> list[Any]:
-        """Return the newest observations of envs; always the same object for the same one."""
+        """Return the newest observations of envs; each is the same object every time."""
         kept, in_arena = self._kept, self._in_arena
         if in_arena != self._none_in_arena:
             missing = [i for i in env_ids if in_arena[i]]
@@ -784,8 +789,9 @@ class Observed:
     def shown_again(self, env_id: int) -> Any:
         """Return the newest observation of an env once more, as an object of its own.
 
-        Where it came through shared memory it is as the env gave it; else as its user has left it,
-        which is the very object if that refuses to be copied, or there is no memory for it.
+        If it came through shared memory, it is as the env gave it; else it is as its user has left
+        it, and even the user's own object if that refuses to be copied, or there is no memory for a
+        copy.
 
         Raises:
             MemoryError: there is not even memory to read it once.
@@ -810,7 +816,7 @@ class Observed:
         return arena.rows(env_ids, array, self._buffer_of[array].tobytes())
 
     def taken_as_rows(self, selection: ObservedEnvs, buffers: Where, found: Sequence[Any]) -> None:
-        """The newest observations of envs are in `buffers`, and were handed out one by one."""
+        """Note that newest observations are in `buffers`, and were handed out one by one."""
         each = _BYTES[buffers] * selection.count if isinstance(buffers, int) else buffers
         if selection.is_slice:
             self._buffer_bytes[selection.rows] = each
@@ -823,7 +829,7 @@ class Observed:
             self._in_arena[env_id] = 0
 
     def taken_as_batch(self, selection: ObservedEnvs, buffers: Where) -> None:
-        """The newest observations of envs are in `buffers`, and were handed out as a batch."""
+        """Note that newest observations are in `buffers`, and were handed out as a batch."""
         each = _BYTES[buffers] * selection.count if isinstance(buffers, int) else buffers
         if selection.is_slice:
             self._buffer_bytes[selection.rows] = each
@@ -837,7 +843,7 @@ class Observed:
     def newest_batch(self, selection: RowsOfArena) -> Any:
         """Return the newest observations of envs as one batch, as an arena does.
 
-        None if some of them did not come through shared memory.
+        The result is None if some of them did not come through shared memory.
         """
         buffers = self._buffer_of[selection.rows].tobytes()
         if self.arena is None or _NO_BUFFER in buffers:
@@ -845,7 +851,7 @@ class Observed:
         return self.arena.batch(selection, one_of(buffers))
 
     def counted(self, env_ids: Iterable[int], request: int) -> None:
-        """These envs are sent an action; the same request counts once."""
+        """Count an action sent to each of these envs; the same request counts once."""
         if self._guard is not None:
             self._guard.count(env_ids, request)
 

@@ -1,16 +1,18 @@
-"""The thread that owns an engine while envs are leased, and hands on what comes.
+"""The thread that owns an engine while envs are leased, and hands on what arrives.
 
-From the first lease on it takes the place of the background thread, and does all that is done with
-the transport: it alone polls, so it alone runs the code of envs where that runs inline. Users of
-leased envs put commands (`Slots`) and wake it; it does what they want, and tells them when there is
-an answer. That is two changes of threads for a call, and nobody looks at a clock meanwhile.
+From the first lease on, it takes the place of the background thread, and does everything that is
+done with the transport: it alone polls, so it alone runs the code of envs where that runs inline.
+Users of leased envs queue commands (`Slots`) and wake the thread; it carries the commands out, and
+notifies the users when there is an answer. A call takes two thread switches, and no thread looks at
+a clock meanwhile.
 
-Public calls for batches still hold the engine's lock, and do what they do in their own thread. Only
-their waiting is different: they release the lock to the owner, which asks `finished` of each after
-whatever has come, and wakes it when that is so (`wait_beside`).
+Public calls for batches still hold the engine's lock, and do their work in their own thread. Only
+their waiting is different: they release the lock to the owner, which asks `finished` of each call
+after anything has arrived, and wakes the call when that is true (`wait_beside`).
 
-The owner waits without the lock, for the transport's own fds (`Transport.news`) and its doorbell.
-While it is there the trainer counts as asleep in the block for good, so whatever comes is rung for.
+The owner waits without the lock, for the transport's own fds (`Transport.news`) and for its own
+doorbell. As long as there is an owner, the block marks the trainer as asleep all the time, so that
+everything that arrives is rung for.
 """
 
 from __future__ import annotations
@@ -43,19 +45,19 @@ _NOT_RUN_HERE = bytes((Phase.IDLE, Phase.ENDING, Phase.PAUSING))
 """Phases in which nothing is to be run inline."""
 
 _LOOK_INLINE_S = 0.005
-"""How often to look for results of pools that run inline, of which no fd tells."""
+"""How often to look for results of pools that run inline, which no fd announces."""
 
 _LOOK_RETURNING_S = 0.001
-"""How often to look whether a call has returned, which is but a moment."""
+"""How often to look whether a call has returned, which takes it only a moment."""
 
 _LOOK_S = 0.05
 """How often the thread looks whether it is to end, while a call has the engine."""
 
 
 class CallAbandonedError(BaseException):
-    """Nobody awaits a call for batches any more; raised in it, so that it has delivered nothing.
+    """The error in a call for batches that nobody awaits any more, so that it delivers nothing.
 
-    As interrupts are, it is no Exception.
+    Like interrupts, it is not an Exception.
     """
 
 
@@ -63,8 +65,8 @@ class _Beside:
     """A call for batches that waits while the owner has the engine.
 
     Args:
-        finished: what it waits for.
-        names_envs: it waits for envs that it names, which are not to be leased meanwhile.
+        finished: returns whether what the call waits for has come.
+        names_envs: whether it waits for envs that it names, which must not be leased meanwhile.
     """
 
     __slots__ = ("finished", "is_abandoned", "is_woken", "names_envs", "woken")
@@ -77,7 +79,7 @@ class _Beside:
         self.is_woken = self.is_abandoned = False
 
     def wake(self) -> None:
-        """Have it look for itself."""
+        """Wake the call, so that it looks for itself."""
         if not self.is_woken:
             self.is_woken = True
             self.woken.release()
@@ -87,7 +89,7 @@ class AwaitedCall:
     """A call for batches that a coroutine awaits, while a thread makes it.
 
     Attributes:
-        is_abandoned: nobody awaits it any more.
+        is_abandoned: whether nobody awaits the call any more.
         returned: timesteps that it has returned, until the coroutine has them; else None.
     """
 
@@ -99,14 +101,14 @@ class AwaitedCall:
 
 
 class Owner:
-    """Owns an engine. It is the engine's background thread, too.
+    """The owner of an engine, which is also the engine's background thread.
 
     Args:
-        on_owed: are told of envs whose timesteps were handed out, and will be once more.
+        on_owed: called with the envs whose timesteps were handed out and will be once more.
 
     Attributes:
         thread: the thread; None before `start`.
-        dormant: never: each call for batches wakes it.
+        dormant: always False: each call for batches wakes the thread.
         owed: timesteps that were handed out to nobody, and are to be owed again; see `take_back`.
     """
 
@@ -139,8 +141,9 @@ class Owner:
         self._watch, self._watched = Watch(()), list[Any]()
         self._awaited: AwaitedCall | None = None  # what the thread `_maker` is at
         self._maker = 0
-        # Calls that have returned to coroutines that may not have gone on yet; that thread's alone.
-        # Weakly: a coroutine that is just dropped keeps no env from being leased.
+        # Calls that have returned to coroutines that may not have resumed yet; only that thread
+        # changes this. The references are weak: a coroutine that is just dropped keeps no env from
+        # being leased.
         self._untaken: deque[weakref.ref[AwaitedCall]] = deque()
         self._awaits_taking = False
         self._has_engine = InterruptibleEvent()
@@ -152,13 +155,13 @@ class Owner:
         return not self._engine.transport.works_alone
 
     def start(self) -> None:
-        """Start the thread, unless it was; it takes the engine over when no call is under way.
+        """Start the thread, if need be; it takes the engine over when no call is under way.
 
         Raises:
-            RuntimeError: no thread can be had.
+            RuntimeError: no thread can be started.
         """
         if self.thread is None:
-            # The name says whether it may be there when somebody forks.
+            # The name says whether the thread may exist when somebody forks.
             name = "envmgr-envs" if self.runs_envs else thread_name("leases")
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             start_thread(thread)
@@ -172,12 +175,12 @@ class Owner:
     # -- from other threads ---------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Have it look at what was put for it."""
+        """Have the thread look at what was queued for it."""
         if self._asleep:
             self._doorbell.wake()
 
     def arm(self) -> None:
-        """A call for batches is over: it may have left something to do, or timesteps to gather."""
+        """Note the end of a call for batches, which may have left work or timesteps behind."""
         if self._is_followed:
             self._news.silence()  # if there are more, the next round says so again
         self._has_news = True
@@ -193,11 +196,11 @@ class Owner:
         self.wake()
 
     def refuse_within_a_call(self) -> None:
-        """Refuse what would wait for ever for this thread.
+        """Refuse a call that would wait for ever for this thread.
 
         Raises:
             ManagerClosedError: this process is a fork of the one that the thread is in.
-            ConcurrentCallError: a signal handler, or the code of an env, has come from a call.
+            ConcurrentCallError: a signal handler, or the code of an env, calls from inside a call.
         """
         engine = self._engine
         if engine.in_fork:
@@ -230,7 +233,7 @@ class Owner:
         self._close()  # if the thread had ended before
 
     def end(self) -> None:
-        """Wait for the thread, unless this is it, and release what it has."""
+        """Wait for the thread, unless it makes this call itself, and release what it has."""
         if self.thread is not None and self.thread is not threading.current_thread():
             join_thread(self.thread)
         self._doorbell.close()
@@ -239,7 +242,7 @@ class Owner:
     # -- calls for batches ----------------------------------------------------------------------
 
     def have_collected(self) -> None:
-        """Have the owner apply what has arrived, and wait: the lock is released meanwhile."""
+        """Have the owner apply what has arrived, and wait for it, with the lock released."""
         n_rounds = self._n_rounds
         self.wait_beside(lambda: self._n_rounds > n_rounds, math.inf, math.inf, "step")
 
@@ -275,7 +278,7 @@ class Owner:
         raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
 
     def _wait_unlocked(self, beside: _Beside, seconds: float) -> None:
-        """Leave the lock to the owner until it wakes the caller, for so many seconds at most."""
+        """Leave the lock to the owner until it wakes the caller, for at most `seconds`."""
         lock: Any = self._lock
         held = lock._release_save()
         try:
@@ -291,7 +294,7 @@ class Owner:
         self._beside = None
 
     def make(self, call: Callable[[], T], awaited: AwaitedCall) -> T:
-        """Make a call for batches, in the thread that makes all those that coroutines await.
+        """Make a call for batches, in the thread that makes all calls that coroutines await.
 
         Raises:
             CallAbandonedError: nobody awaits it any more; nothing was delivered.
@@ -305,21 +308,24 @@ class Owner:
             self._awaited = None
 
     def abandon(self, awaited: AwaitedCall) -> None:
-        """Have a call wait no more, or not begin; from any thread."""
+        """Have a call stop waiting, or not begin; may be called from any thread."""
         awaited.is_abandoned = True
         beside = self._beside
         if beside is not None:
             beside.wake()  # another one just looks once more
 
     def taken(self, awaited: AwaitedCall) -> None:
-        """A coroutine has what its call has returned: its envs may be leased; from any thread."""
+        """Note that a coroutine has what its call has returned, so that its envs may be leased.
+
+        It may be called from any thread.
+        """
         awaited.returned = None
         if self._awaits_taking:
             self._has_news = True
             self.wake()
 
     def take_back(self, awaited: AwaitedCall) -> None:
-        """Have envs owe the timesteps that a call has returned, to nobody; from any thread.
+        """Have envs owe again the timesteps that a call returned to nobody; from any thread.
 
         The next call does it, as it does after an interrupt; or, if there was another one since,
         that one, or the one after it. Nobody leases these envs before: see `_held`.
@@ -330,7 +336,7 @@ class Owner:
             self.taken(awaited)
 
     def _have_owed(self, returned: HandedOut) -> None:
-        """Have what was returned be owed again: by the next call, or by the owner."""
+        """Have the next call, or the owner, make envs owe again what was returned."""
         journal = self._engine.supervisor.journal
         if self._lock.acquire(False):
             try:
@@ -345,7 +351,7 @@ class Owner:
         self.wake()
 
     def settle_owed(self) -> None:
-        """Do what `take_back` has left to be done. The engine is held."""
+        """Do what `take_back` has left to be done. The engine's lock is held."""
         if self.owed:
             self._engine.uninterrupted(self._owe_again)
 
@@ -371,7 +377,7 @@ class Owner:
             self._end()
 
     def _serve(self) -> None:
-        """Do what is to be done, and sleep in between, until the engine is closed."""
+        """Do the work that there is, and sleep in between, until the engine is closed."""
         while not self._ending:
             if not self._acquire():
                 break
@@ -401,7 +407,7 @@ class Owner:
         return True
 
     def _take_over(self) -> bool:
-        """Take the engine over, once no call is under way; False if it ends before."""
+        """Take the engine over once no call is under way; return False if it ends before that."""
         while not self._lock.acquire(timeout=_LOOK_S):
             if self._engine.closing:
                 return False
@@ -426,13 +432,14 @@ class Owner:
         """Do all that can be done now.
 
         Returns:
-            Whether there is more to do at once, and else for how long there is nothing.
+            Whether there is more to do at once; and if not, for how many seconds there is nothing.
         """
         engine, slots = self._engine, self.slots
         supervisor, transport = engine.supervisor, engine.transport
         supervisor.journal.finish()  # what an interrupt may have left
         slots.obey()
-        # In this order: a call that has returned by now is held, and what is held no more is owed.
+        # The order matters: envs of a call that has returned by now are held, and timesteps of envs
+        # that are held no more are owed.
         is_returning = slots.has_waiting and self._is_returning()
         held = self._held()
         self.settle_owed()
@@ -468,9 +475,10 @@ class Owner:
         return False, min(seconds, MIN_INTERVAL_S) if transport.has_unsent else seconds
 
     def _held(self) -> frozenset[int]:
-        """Return envs whose timesteps a call has returned to a coroutine that has not gone on yet.
+        """Return envs whose timesteps a call has returned to a coroutine that has not resumed yet.
 
-        Should it be cancelled in this moment, they owe them again; so nobody may lease them before.
+        If the coroutine is cancelled at this moment, the envs owe these timesteps again; so nobody
+        may lease the envs before it has resumed.
         """
         self._awaits_taking = self.slots.has_waiting  # first: `taken` looks at it last
         if not self._awaits_taking:
@@ -479,11 +487,11 @@ class Owner:
         return frozenset(i for each in returned for i in by_env_id(each.result))
 
     def _is_returning(self) -> bool:
-        """Whether a call for batches is over, but has not returned yet.
+        """Return whether a call for batches is over, but has not returned yet.
 
-        Should an interrupt come in this moment, its envs owe their timesteps again; so nobody may
-        lease them before. Of a call that was interrupted so this is made up for here, since there
-        may never be another one.
+        If an interrupt comes at this moment, the envs of the call owe their timesteps again; so
+        nobody may lease them before the call has returned. If a call was interrupted like this, it
+        is made up for here, since there may never be another call to do it.
         """
         journal = self._engine.supervisor.journal
         returning = journal.returning
@@ -501,7 +509,7 @@ class Owner:
             return True
 
     def _sleep(self, seconds: float) -> None:
-        """Wait for something to do, without the engine."""
+        """Wait for something to do, without holding the engine's lock."""
         self._asleep = True
         if self._has_news or self._ending or self.slots.has_commands:
             self._asleep = False
@@ -520,7 +528,7 @@ class Owner:
         self._asleep = False
 
     def _end(self) -> None:
-        """Answer all who wait, and close what is to be closed here."""
+        """Answer everybody who waits, and close what this thread has to close."""
         self._asleep = False
         self._has_engine.set()
         with contextlib.suppress(Exception):
@@ -548,4 +556,4 @@ def _returned_by(call: weakref.ref[AwaitedCall]) -> HandedOut | None:
 
 
 def _nothing() -> None:
-    """Be done."""
+    """Do nothing: the last job is done."""

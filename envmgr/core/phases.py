@@ -34,7 +34,7 @@ class Phase(IntEnum):
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """What the phase is called in messages."""
         return _LABELS[self]
 
 
@@ -55,7 +55,7 @@ FAILS_DURING: Mapping[Phase, str] = {
     phase: _LABELS[_P.STEPPING if phase is _P.CANCELLING else phase]
     for phase in (_P.STARTING, _P.RESETTING, _P.STEPPING, _P.CANCELLING, _P.CALLING)
 }
-"""What a worker calls what it does in these phases, where it reports failures."""
+"""The names by which a worker that reports a failure says what it was doing in these phases."""
 
 
 class Change(str, Enum):
@@ -96,10 +96,10 @@ CHANGES: Mapping[Change, Mapping[Phase, Phase]] = MappingProxyType(
 
 REPAIRED = (_P.STARTING, _P.CANCELLING, _P.ENDING, _P.PAUSING)
 BEHIND_THE_CALLER = (_P.RESETTING, *REPAIRED)
-"""Phases that go on while no step is gathered, and need somebody who looks after them."""
+"""Phases that go on while no step is gathered, and that somebody has to look after."""
 
 BEFORE_THE_CALLER = bytes(set(Phase) - set(BEHIND_THE_CALLER))
-"""The others: deleted from a column, they leave it empty unless something goes on."""
+"""All other phases: once they are deleted from a column, it is empty unless something goes on."""
 
 ENDS = frozenset((_P.ENDING, _P.PAUSING))
 COMING = frozenset((_P.STARTING, _P.RESETTING, _P.CANCELLING, *ENDS))

@@ -1,8 +1,8 @@
-"""What comes from workers: replies are matched to requests, checked, and applied to the envs.
+"""Replies of workers: they are matched to requests, checked, and applied to the envs.
 
-What a worker sent, or wrote into the block, is not trusted to be what it says. Only what the
-trainer itself looks at is checked; what is handed on to users as it is (infos, results of calls) is
-the env's own business.
+The trainer does not trust what a worker sends or writes into the block. It checks only what it
+reads itself; what it passes on to users unchanged (infos, results of calls) is the env's own
+business.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from envmgr.wire.messages import (
 from envmgr.wire.rewards import KINDS, restored
 
 MAX_NOTICES = 100
-"""Most texts of notices that are logged for one manager."""
+"""The largest number of different notices that are logged for one manager."""
 
 MAX_NOTICE_CHARACTERS = 1000
 
@@ -78,14 +78,14 @@ _LAST_AFTER_STEP = max(AfterStep)
 
 
 class MalformedReplyError(ValueError):
-    """A reply whose payload is not what the protocol says."""
+    """A reply whose payload does not follow the protocol."""
 
 
 def step_fields(payload: Any) -> tuple[Any, Any, bool, Any, int]:
-    """Return (reference, reward, done, info, after) of STEPPED.
+    """Return the payload of STEPPED: (reference, reward, done, info, after).
 
     Raises:
-        MalformedReplyError: it is something else.
+        MalformedReplyError: the payload is something else.
     """
     fields: tuple[Any, Any, Any, Any, Any]
     fields = payload if type(payload) is tuple and len(payload) == 5 else _fields(payload, 5)
@@ -100,10 +100,10 @@ def step_fields(payload: Any) -> tuple[Any, Any, bool, Any, int]:
 
 
 def reset_fields(payload: Any) -> tuple[Any, Any]:
-    """Return (reference, info) of RESET_DONE.
+    """Return the payload of RESET_DONE: (reference, info).
 
     Raises:
-        MalformedReplyError: it is something else.
+        MalformedReplyError: the payload is something else.
     """
     fields: tuple[Any, Any] = _fields(payload, 2)
     if not isinstance(fields[1], Mapping):
@@ -115,7 +115,7 @@ def saved_of(payload: Any) -> SavedEnv:
     """Return the payload of SAVED.
 
     Raises:
-        MalformedReplyError: it is something else.
+        MalformedReplyError: the payload is something else.
     """
     if type(payload) is not SavedEnv or type(payload.state) is not bytes:
         raise MalformedReplyError("what it wants to have saved is no state of an env")
@@ -132,7 +132,7 @@ def description_of(payload: Any) -> EnvDescription:
     """Return the payload of HELLO, with spaces that can be compared and laid out.
 
     Raises:
-        MalformedReplyError: it is something else, or a space fails when it is looked at.
+        MalformedReplyError: the payload is something else, or a space raises when it is inspected.
     """
     flags = ("resets_alone", "is_async", "params_are_options")
     if type(payload) is not EnvDescription or any(
@@ -152,10 +152,10 @@ def description_of(payload: Any) -> EnvDescription:
 
 
 def failure_of(payload: Any) -> RemoteFailure:
-    """Return the payload of FAILED, whose texts are texts.
+    """Return the payload of FAILED, whose texts have been checked to be strings.
 
     Raises:
-        MalformedReplyError: it is something else.
+        MalformedReplyError: the payload is something else.
     """
     if type(payload) is not RemoteFailure:
         raise MalformedReplyError("it reports a failure that is none")
@@ -170,7 +170,7 @@ def form_given(payload: Any) -> InfoForm:
     """Return the form that the payload of INFO_FORM describes.
 
     Raises:
-        MalformedReplyError: it is something else.
+        MalformedReplyError: the payload describes none.
     """
     try:
         return InfoForm(payload if type(payload) is tuple else ())
@@ -182,7 +182,7 @@ def notice_of(payload: Any) -> str:
     """Return the payload of NOTICE, cut to a reasonable length.
 
     Raises:
-        MalformedReplyError: it is no text.
+        MalformedReplyError: the payload is not a string.
     """
     if type(payload) is not str:
         raise MalformedReplyError(f"a notice of {type(payload).__name__} is malformed")
@@ -194,15 +194,15 @@ _RESETTING = np.uint8(Phase.RESETTING)
 
 
 def after_of(flag: int) -> int:
-    """Return what a host does after the step with these flags: an `AfterStep`."""
+    """Return what a host does after a step whose reply has these flags: an `AfterStep`."""
     return (flag & AFTER_BITS) >> AFTER_SHIFT
 
 
 class BlockReplies:
-    """Reads what messages would carry out of the block.
+    """A reader of replies that hosts write into the block, in place of messages.
 
     Args:
-        buffers: where observations are.
+        buffers: the buffers that observations are in.
         may_reset_in_next_step: whether the next episode of an env may begin with a step of others.
         forms: the forms of infos that hosts may write, by number.
     """
@@ -230,16 +230,16 @@ class BlockReplies:
         return bool(self._block.replies[env_id] == token)
 
     def has_reset(self, env_id: int, token: int) -> bool:
-        """Whether an env has been reset: as was asked for, or after this step."""
+        """Whether an env has been reset, as this request asked for or after this step."""
         return bool(self._block.resets[env_id] == token)
 
     def not_reset(self, env_ids: list[int], tokens: Array) -> list[int]:
-        """Return those of some envs that have not been reset after these steps."""
+        """Return which of these envs have not been reset after the steps with these tokens."""
         missing = (self._block.resets[env_ids] != tokens).nonzero()[0].tolist()
         return [env_ids[k] for k in missing]
 
     def steps_of(self, table: EnvTable) -> list[int]:
-        """Return the envs that have replied to steps that are looked after by themselves."""
+        """Return the envs that have replied to steps that are tracked individually."""
         found: list[int] = []
         for phase in _STEPS:
             if phase in table.phases.column:
@@ -247,7 +247,7 @@ class BlockReplies:
         return found
 
     def resets_of(self, table: EnvTable) -> list[int]:
-        """Return the envs whose reset is awaited, and is over."""
+        """Return the envs whose awaited reset is over."""
         found = table.answered(self._block.resets, _RESETTING)
         env_ids: list[int] = found.nonzero()[0].tolist()
         return env_ids
@@ -255,7 +255,8 @@ class BlockReplies:
     def running_in(self, index: int) -> int:
         """Return the env that a host says it was running when something happened to it.
 
-        It is -1 for none. From now on that host runs nothing: the next one goes on there.
+        The result is -1 if it was running none. This also clears the entry of that host, which the
+        next host goes on to use.
         """
         running = int(self._block.running[index]) - 1
         self._block.running[index] = 0
@@ -264,9 +265,10 @@ class BlockReplies:
     # -- what they have replied ---------------------------------------------------------------
 
     def resets(self, env_ids: Collection[int]) -> tuple[dict[int, int], dict[int, dict[str, Any]]]:
-        """Return where the observations of resets are, and their infos, by env_id.
+        """Return the buffers with the observations of resets, and the resets' infos, by env_id.
 
-        Who says nothing has no info; who is missing has replied what is malformed.
+        An env that is missing from the infos only has sent none; the reply of one that is missing
+        from the buffers is malformed.
         """
         flags, buffers = self._reset_flags, self._of_resets
         found = {env_id: flag for env_id in env_ids if (flag := flags[env_id]) in buffers}
@@ -278,7 +280,7 @@ class BlockReplies:
         return found, infos
 
     def detail(self, env_id: int, flag: int) -> tuple[Any, Any]:
-        """Return the info of a step's reply and its reward.
+        """Return the info and the reward in the reply to a step.
 
         Raises:
             ValueMismatchError: the reply is malformed.
@@ -337,10 +339,10 @@ class BlockReplies:
 
         Args:
             selection: the envs.
-            raw: the flags of their replies; None: all of them say that there is an info.
+            raw: the flags of their replies; None if all of them say that there is an info.
 
         Returns:
-            None if they cannot be, or one is malformed.
+            None if they cannot be read together, or one is malformed.
         """
         rows, handed_over = selection.rows, self._handed_over
         odd = _without_info(raw) if raw is not None and raw != raw[:2] * selection.count else []
@@ -367,7 +369,7 @@ class BlockReplies:
         known = self._forms.get(number)
         if known is None:
             return None
-        # A copy: what is looked at has to stay as it is.
+        # A copy: the data must not change while it is read.
         data = bytearray(block.infos[rows, : known.nbytes].tobytes())
         return self._records(known, data, selection.count, None, odd)
 
@@ -420,7 +422,7 @@ def _without_info(raw: bytes) -> list[int]:
 
 
 def _handed_batch(found: list[Any], odd: Sequence[int]) -> RecordBatch | HandedBatch:
-    """Return infos that were handed over; those of vector envs may be records."""
+    """Return a batch of infos that were handed over; those of vector envs may be records."""
     kinds = set(map(type, found))
     if RecordRow in kinds:
         if len(kinds) == 1 and not odd and len(tables := set(map(_table_of, found))) == 1:
@@ -437,11 +439,11 @@ class HandedBatch:
     """The infos of k rows that were handed over as they are.
 
     Args:
-        infos: they.
-        odd: positions of those that there are none of.
+        infos: the infos.
+        odd: the positions of rows that have no info.
 
     Attributes:
-        odd: likewise.
+        odd: the same positions.
     """
 
     __slots__ = ("_infos", "odd")
@@ -458,7 +460,7 @@ class HandedBatch:
         return infos
 
     def copy(self) -> HandedBatch:
-        """Return one with copies of the infos, which stay as they are whatever becomes of these."""
+        """Return a batch with copies of the infos, which do not change when the originals do."""
         return HandedBatch(list(map(dict.copy, self.dicts())), self.odd)
 
     def columns(self) -> InfoColumns:
@@ -467,7 +469,7 @@ class HandedBatch:
 
     @property
     def told(self) -> list[int]:
-        """The positions of infos that hold something, ascending."""
+        """The positions of infos that are not empty, ascending."""
         return [k for k, info in enumerate(self.dicts()) if info]
 
 
@@ -476,18 +478,18 @@ _make_timestep = partial(tuple.__new__, EnvTimestep)
 
 
 class ReplyEffects:
-    """Applies answers to the table.
+    """The effects that replies have on the table.
 
-    Each of them raises ValueMismatchError or MalformedReplyError if it is not what the protocol
-    says; nothing was changed then.
+    Each method raises ValueMismatchError or MalformedReplyError if its reply does not follow the
+    protocol; nothing was changed then.
 
     Args:
         hosts: what is awaited of which host.
         statistics: where things are counted.
-        journal: what changes in each step goes through.
+        journal: the journal that the changes of each step go through.
         setup: what envs are told first.
-        episodes: how they begin and end.
-        spares: told when they have been reset; None if there are none.
+        episodes: how episodes begin and end.
+        spares: the spares, told when one of them has been reset; None if there are none.
     """
 
     def __init__(
@@ -592,7 +594,7 @@ class ReplyEffects:
             env.failed_while_ready, env.fresh = failures.of_neighbour(env, failure), (obs, info)
 
     def worn(self, env: ManagedEnv, payload: Any) -> None:
-        """Apply WORN: the reset that was asked for is the next host's, if this one can end now."""
+        """Apply WORN: leave the requested reset to the next host, if this one can end now."""
         if env.left_with != env.request_id:
             raise MalformedReplyError("it wants to be replaced in a reset that leaves no episode")
         env.group.obsolete_requests.clear()
@@ -622,10 +624,10 @@ class ReplyEffects:
             self._episodes.end(env, after)
 
     def step_on(self, arrivals: deque[tuple[int, Arrival]]) -> None:
-        """Apply the steps after which episodes go on, as far as they come before anything else.
+        """Apply the first arrivals, up to one that is not a step after which its episode goes on.
 
         Args:
-            arrivals: what has come; these leave the queue.
+            arrivals: the queue of what has arrived; the applied steps are removed from it.
         """
         came = list(arrivals)  # a signal handler that closes the manager changes them
         timesteps = self._ordinary(came)
@@ -646,7 +648,7 @@ class ReplyEffects:
                     arrivals.popleft()
 
     def _ordinary(self, arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, EnvTimestep]:
-        """Return the timesteps of the first arrivals, as far as there is nothing else to them."""
+        """Return the timesteps of the first arrivals, up to one that is not an ordinary step."""
         table, groups = self._table, self._hosts.group_of_host
         tokens, phases, read = table.token_items, table.phases.column, table.observed.read
         found: dict[int, EnvTimestep] = {}
@@ -673,7 +675,7 @@ class ReplyEffects:
         return found
 
     def result(self, env: ManagedEnv, payload: Any) -> None:
-        """Keep the payload of RESULT, or what stands for it."""
+        """Keep the payload of RESULT, or the failure that takes its place."""
         env.result = payload
         self._repair.call_ended(env)
 
@@ -692,18 +694,19 @@ AWAITED_IN: dict[int, frozenset[Phase]] = {
 
 _ASIDE = frozenset((Op.NOTICE, Op.SAVED, Op.INFO_FORM))
 _GOES_ON = frozenset((Op.BEGAN, *_ASIDE))
-"""Messages that do not say that a host is done with something; those aside answer nothing."""
+"""Messages that do not mean that a host has finished something. Those in `_ASIDE` do not answer
+any request."""
 
 
 class ReplyDispatcher:
-    """Applies what arrives by message, and what the block holds besides posted steps.
+    """A dispatcher of messages that arrive, and of replies in the block, but for posted steps.
 
     Args:
         hosts: which host serves which env.
         statistics: where things are counted.
-        journal: what changes in each step goes through.
+        journal: the journal that the changes of each step go through.
         answers: what the answers of hosts mean.
-        raise_non_finite: NaN or infinite values end the run.
+        raise_non_finite: whether NaN or infinite values end the run.
     """
 
     def __init__(
@@ -741,16 +744,16 @@ class ReplyDispatcher:
         }
 
     def share(self, replies: BlockReplies | None) -> None:
-        """Look at what envs reply in the block, too, from now on; None: not any more."""
+        """Read the replies in the block, too, from now on; with None, stop reading them."""
         self._replies = replies
 
     # -- messages -----------------------------------------------------------------------------
 
     def handle(self, host_id: int, arrival: Arrival) -> None:
-        """Apply what came from a host; what it had replied in the block comes before that.
+        """Apply what came from a host, after what it had already replied in the block.
 
         Raises:
-            NoMemoryYet: it was not applied, and is to be handled once more.
+            NoMemoryYet: the arrival was not applied, and has to be handled again.
         """
         group = self._hosts.group_of_host.get(host_id)
         if group is None:
@@ -841,7 +844,7 @@ class ReplyDispatcher:
             self._fail(env, failures.protocol(env, reason, loses_host=False), Lost.ENV)
 
     def _on_closed(self, env: ManagedEnv, payload: Any) -> None:
-        """Nothing to do: its death follows, or the limit for closing passes."""
+        """Do nothing: the host's death follows, or the time limit for closing passes."""
 
     # -- failures -----------------------------------------------------------------------------
 
@@ -876,20 +879,20 @@ class ReplyDispatcher:
             self._fail(culprit, failures.crash(culprit, died), Lost.HOST, charged=charged)
 
     def _find_running(self, group: HostGroup) -> None:
-        """Something has happened to a host: which of its envs was running then?"""
+        """Find out which env a host was running when something happened to the host."""
         if self._replies is not None and group.is_shared and not group.is_retired:
-            # In any case, as this forgets it: the next host is another.
+            # Called in any case, as it also clears the entry: the next host is a different one.
             running = self._replies.running_in(group.index)
             group.running = group.running or group.by_id.get(running)
 
     def _break_off(self, env: ManagedEnv, reason: str) -> None:
-        """The host of an env has broken the protocol."""
+        """Fail an env whose host has broken the protocol."""
         self._apply_replied(other for other in env.group.envs if other is not env)
         self._hosts.look_after(env)
         self._fail(env, failures.protocol(env, reason), Lost.HOST)
 
     def time_out(self, env: ManagedEnv) -> None:
-        """An env has exceeded the limit of what it is doing, unless it has just done it."""
+        """Time out an env that has exceeded the limit of its work, unless it has just finished."""
         before, token, group = env.phase, env.token, env.group
         self._apply_replied(group.envs)
         if env.token != token or env.phase not in (before, Phase.STEPPING):
@@ -901,7 +904,7 @@ class ReplyDispatcher:
             self._fail_in_time(self._holding_up(env), where, Lost.HOST)
 
     def _holding_up(self, env: ManagedEnv) -> ManagedEnv:
-        """Return who keeps the host of an env from going on: another async env, perhaps."""
+        """Return the env that blocks the host of an env: this one, or another async env there."""
         group = env.group
         if not group.is_async or group.host_id is None:
             return env
@@ -909,7 +912,7 @@ class ReplyDispatcher:
         return other if other.cancelled == other.request_id else env
 
     def _fail_in_time(self, env: ManagedEnv, where: str, lost: Lost) -> None:
-        """An env has exceeded the limit of what it is doing, and was there then."""
+        """Fail an env that has exceeded the limit of what it is doing, and was at `where` then."""
         own = self._hosts.limits.own_of(env)
         name, charged = ("", True) if own is None else (own.name, own.charged)
         failure = failures.timeout(env, env.limit_s, where, name, loses_host=lost is Lost.HOST)
@@ -940,14 +943,14 @@ class ReplyDispatcher:
     # -- the block ----------------------------------------------------------------------------
 
     def begin_episodes(self) -> bool:
-        """Have envs be ready whose hosts have reset them, as far as there is nothing else to it.
+        """Make envs ready that their hosts have reset, where nothing else has to be done for that.
 
         Returns:
-            Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
+            Whether that was all of them; if not, one of the resets needs more: see `collect`.
         """
         replies, table = self._replies, self._table
         n_resetting = table.phases.column.count(Phase.RESETTING)
-        # Those that are reset in the next step of others reply then.
+        # Envs that are reset in the next step of others reply in that step.
         if replies is None or n_resetting == table.resets_in_next_step.count(1):
             return True
         replied = replies.resets_of(table)
@@ -978,14 +981,14 @@ class ReplyDispatcher:
 
     @property
     def have_replied(self) -> bool:
-        """Whether `collect` finds steps in the block that are looked after by themselves."""
+        """Whether `collect` finds replies in the block to steps that are tracked individually."""
         replies, column = self._replies, self._table.phases.column
         if replies is None or not (Phase.STEPPING in column or Phase.CANCELLING in column):
             return False
         return bool(replies.steps_of(self._table))
 
     def collect(self) -> None:
-        """Apply what has arrived in the block, but for posted steps; not to be interrupted."""
+        """Apply what has arrived in the block, but for posted steps; must not be interrupted."""
         replies, envs = self._replies, self._table.envs
         if replies is None:
             return
@@ -1002,7 +1005,7 @@ class ReplyDispatcher:
         self._apply_reply(env)
 
     def apply_posted(self) -> None:
-        """Look after all posted steps by themselves: nobody takes them before something else."""
+        """Track all posted steps individually, as something else precedes their collection."""
         for env_id in self._table.phases.ids_in(Phase.POSTED):
             self.apply_alone(env_id)
 
@@ -1012,9 +1015,9 @@ class ReplyDispatcher:
             self._break_off(env, reason)
 
     def _apply_replied(self, envs: Iterable[ManagedEnv]) -> None:
-        """Apply what envs have replied, and look after their posted steps from now on.
+        """Apply what envs have replied, and track their posted steps individually from now on.
 
-        What is malformed is left: their host is about to be given up.
+        Malformed replies are ignored, as the host of these envs is about to be given up.
         """
         if self._replies is not None:
             for env in envs:

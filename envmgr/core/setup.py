@@ -1,4 +1,4 @@
-"""What envs say of themselves at first: are spaces equal, do steps go by memory or by message."""
+"""The first descriptions of envs: are their spaces equal, do steps go by memory or by message."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class EnvSetup:
     """Spaces, buffers of observations, and requests that are repeated on every new env.
 
     Attributes:
-        descriptions: what each env said of itself, by env_id.
-        kinds: the action spaces of envs whose steps are posted, each once, and which of them each
-            env has; None for the others.
+        descriptions: how each env described itself, by env_id.
+        kinds: the distinct action spaces of envs whose steps are posted, and which of them each env
+            has; None for the other envs.
         info_forms: the forms of infos that hosts may write, by number.
     """
 
@@ -43,7 +43,7 @@ class EnvSetup:
 
     @property
     def kinds_that_convert(self) -> set[int]:
-        """Those of the kinds of actions that all their envs take in any form."""
+        """The kinds of actions that all envs of the kind take in any form."""
         spaces, kind_of = self.kinds
         kinds = set(range(len(spaces)))
         for env_id, described in self.descriptions.items():
@@ -61,7 +61,7 @@ class EnvSetup:
             The block that steps can be posted in; None where steps go by message.
 
         Raises:
-            SpaceMismatchError: they differ and `same_spaces` is on.
+            SpaceMismatchError: the spaces differ and `same_spaces` is on.
             LaunchError: there is not enough memory.
         """
         described = [self.descriptions[i] for i in range(len(self._placements))]
@@ -95,7 +95,7 @@ class EnvSetup:
         *,
         copies: bool,
     ) -> Arena | Arenas:
-        """Return what reads the observations of envs whose steps are posted."""
+        """Return the arena that reads the observations of envs whose steps are posted."""
         members: dict[Layout, list[int]] = {}
         for env_id, placement in enumerate(placements):
             if placement is not None:
@@ -131,7 +131,7 @@ class EnvSetup:
         *,
         copies: bool,
     ) -> None:
-        """Have readers look where the observations of their envs are placed."""
+        """Have each reader read from where the observations of its env are placed."""
         for env_id, (reader, placement) in enumerate(zip(self._readers, placements, strict=True)):
             if placement is not None:
                 kind = self.kinds[1][env_id]
@@ -142,9 +142,9 @@ class EnvSetup:
                 self._placements[env_id] = placement
 
     def _block_plan(self, described: Sequence[EnvDescription]) -> BlockPlan | None:
-        """Return the plan of the block; None if no env's data has a fixed layout, or one is async.
+        """Return the plan of the block; None if no env's data has a fixed layout or any is async.
 
-        There is a column for each kind of actions.
+        The block has a column for each kind of actions.
         """
         spaces, kind_of = self.kinds
         if not self._hosts.transport.has_block or any(each.is_async for each in described):
@@ -173,7 +173,7 @@ class EnvSetup:
         )
 
     def fits(self, env: ManagedEnv, description: EnvDescription) -> bool:
-        """Keep what an env says of itself; False if the one before it said something else."""
+        """Keep an env's description; return False if the env before it had a different one."""
         env.resets_alone = description.resets_alone
         known = self.descriptions.setdefault(env.env_id, description)
         return known is description or (
@@ -181,7 +181,7 @@ class EnvSetup:
         )
 
     def attach(self, env: ManagedEnv) -> None:
-        """Tell a host where its observations go."""
+        """Tell the host of an env where the env's observations go."""
         placement = None if env.is_spare else self.placement_of(env)
         if placement is not None:
             self._hosts.tell(env, Op.ATTACH, placement)
@@ -196,7 +196,7 @@ class EnvSetup:
         return replace(placed, host_index=index, info_forms=forms)
 
     def number(self, form: InfoForm) -> None:
-        """Have all hosts write infos of this form as records, from when they know of it."""
+        """Have all hosts write infos of this form as records, as soon as they know of it."""
         known = self.info_forms
         if form in known.values() or len(known) >= MOST_FORMS:
             return
@@ -218,7 +218,7 @@ class EnvSetup:
         """Have a request repeated on every later env of this env_id; the latest of a name counts.
 
         Args:
-            env_id: which.
+            env_id: which env_id.
             op: SET_ATTR or CALL.
             payload: its payload, which begins with a name.
         """
@@ -234,7 +234,7 @@ class EnvSetup:
                 self._hosts.tell(env, op, payload)
 
     def are_alike(self, env_id: int, spare_id: int) -> bool:
-        """Whether an env and a spare have equal spaces, and were told the same."""
+        """Return whether an env and a spare have equal spaces and got the same requests."""
         one, other = (self._repeated.get(i, {}) for i in (env_id, spare_id))
         if one.keys() != other.keys() or any(one[k] is not other[k] for k in one):
             return False
@@ -246,12 +246,12 @@ class EnvSetup:
 
 
 def _numbered(forms: Mapping[int, InfoForm]) -> tuple[tuple[int, tuple[InfoField, ...]], ...]:
-    """Return forms as hosts are told of them."""
+    """Return numbered forms as they are sent to hosts."""
     return tuple((number, form.fields) for number, form in forms.items())
 
 
 def _reward_length(reward_space: Any) -> int:
-    """Return how many numbers the block has room for in a reward."""
+    """Return for how many numbers per reward the block has room."""
     shape: Any = getattr(reward_space, "shape", None) or ()
     return int(shape[0]) if len(shape) == 1 and LENGTH < shape[0] <= MAX_LENGTH else LENGTH
 

@@ -1,7 +1,7 @@
 """Slots: envs that are leased, each to one coroutine or thread, and what is done for them.
 
 Nothing here waits or has threads: `Owner` calls `serve` while it holds the engine, and then
-notifies users of what has come. They put commands, from whatever thread.
+notifies users of what has come. Users queue commands, from any thread.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from envmgr.spaces import ActionCheck
 from envmgr.types import EnvTimestep, Once, is_abnormal, monotonic
 
 Notify = Callable[[], bool]
-"""Tells somebody that what was asked for has come; called without the engine, in any thread.
+"""Tells a user that what they asked for has come; called in any thread, without the engine.
 
-Returns whether there may be anybody: not in an event loop that was closed.
+Returns whether there may still be such a user: in an event loop that was closed there is none.
 """
 
 _STEP_PHASES = frozenset((Phase.POSTED, Phase.STEPPING))
 _RESET_PHASES = frozenset((Phase.RESETTING,))
 _SEEN = -1
-"""Not a number of steps: what began then was seen, or seeded, by who had the lease."""
+"""Not a number of steps: the episode that began was seen, or seeded, by the lease's user."""
 
 _CANCELLING = frozenset((Phase.CANCELLING,))
 
 
 @dataclass(frozen=True)
 class SlotRules:
-    """What holds for all leases of a manager.
+    """The rules for all leases of a manager.
 
     Attributes:
-        step_s: the limit of steps; None for none.
+        step_s: the time limit of steps; None for none.
         reset_s: the limit of resets, likewise.
         episode_s: the limit of episodes, likewise.
         release_s: how long a step that nobody awaits may go on after the end of its lease.
@@ -76,23 +76,23 @@ class SlotCall:
     Args:
         notify: called once there is a result or an error, unless it was abandoned before.
         during: "step" or "reset".
-        limit_s: as the user gave it.
-        action: of a step.
-        seed: of a reset.
-        params: of a reset: its keyword arguments.
+        limit_s: the time limit that the user gave.
+        action: the action of a step.
+        seed: the seed of a reset.
+        params: the keyword arguments of a reset.
 
     Attributes:
         result: an `EnvTimestep`, or `(obs, info)`.
-        error: what is raised in its place.
-        is_over: there is one of the two.
-        is_abandoned: nobody awaits it any more.
-        closes: its failure is one that closes the manager (`on_failure: raise`).
+        error: what is raised in place of a result.
+        is_over: whether there is a result or an error.
+        is_abandoned: whether nobody awaits it any more.
+        closes: whether its failure is one that closes the manager (`on_failure: raise`).
         began_s: when it was asked for.
-        limit: in seconds, and what sets it.
-        was_sent: the env was asked.
-        generation: of the env when it was asked.
-        is_held: the worker is replaced before a reset.
-        held_until_s: the moment until which it was: limits count from then.
+        limit: its limit in seconds, and what sets it.
+        was_sent: whether the env was asked.
+        generation: the generation of the env when it was asked.
+        is_held: whether the worker is being replaced before a reset.
+        held_until_s: the moment until which it was being replaced: limits count from then.
     """
 
     __slots__ = (
@@ -147,21 +147,23 @@ class Tenancy:
 
     Args:
         notify: called once there is an env, or an error.
-        episode_s: the limit of its episodes; None: that of all leases.
+        episode_s: the time limit of its episodes; None for that of all leases.
 
     Attributes:
         env_id: the env; None before there is one.
-        error: why there will be none.
-        is_over: it was given back, or there is none.
-        is_fresh: the env is at the beginning of an episode that its user has not seen.
-        in_episode: the user has the observation of its reset, and not yet that of its end.
-        has_stepped: the env has taken steps in its present episode, or somebody else has had that.
-        call: what is under way.
-        fatal: what the next call raises.
-        attempt: resets that its user has asked for.
-        episode_outcome: of the episode; None before its end.
-        length: timesteps of the episode.
-        is_logged: the end of the episode was told to `SlotRules.log`.
+        error: why there will be no env.
+        is_over: whether the env was given back, or there will be none.
+        is_fresh: whether the env is at the beginning of an episode that its user has not seen.
+        in_episode: whether the user has the observation of the reset, and not yet that of the
+            episode's end.
+        has_stepped: whether the env has taken steps in its present episode, or that was somebody
+            else's before.
+        call: the call that is under way.
+        fatal: the error that the next call raises.
+        attempt: how many resets its user has asked for.
+        episode_outcome: the outcome of the episode; None before its end.
+        length: how many timesteps the episode has.
+        is_logged: whether the end of the episode was reported to `SlotRules.log`.
     """
 
     __slots__ = (
@@ -208,21 +210,21 @@ class Tenancy:
         return cause
 
     def abandoned(self, call: SlotCall, text: str) -> EnvCallAbandoned:
-        """Return the cause of a call's end that is no failure of the env."""
+        """Return a cause for the end of a call that is not a failure of the env."""
         env_id = -1 if self.env_id is None else self.env_id
         return EnvCallAbandoned(text, env_id=env_id, during=call.during, generation=call.generation)
 
     def note(
         self, call: SlotCall, cause: EnvFailure | None, now: float, reward: Any = None
     ) -> None:
-        """Keep what has become of a call, and of the episode if that ends with it."""
+        """Note what has become of a call, and of the episode if it ends with the call."""
         self._noted = call, self.attempt, now, reward, cause
         if cause is not None and call.during == "step":
             self.end_episode()
 
     @property
     def outcome(self) -> Outcome | None:
-        """What has become of the latest call; made when somebody wants to know."""
+        """The outcome of the latest call, which is made only when it is asked for."""
         noted = self._noted
         if isinstance(noted, tuple):
             call, attempt, now, reward, cause = noted
@@ -240,7 +242,7 @@ class Tenancy:
         return noted
 
     def end_episode(self) -> None:
-        """The episode ends with the latest call."""
+        """End the episode with the latest call."""
         outcome = self.outcome
         if outcome is not None:
             self.episode_outcome = outcome.of_episode(
@@ -263,12 +265,13 @@ class Slots:
         self._waiting: deque[Tenancy] = deque()
         self._tenants: dict[int, Tenancy] = {}
         self._resetting: dict[int, Tenancy] = {}
-        # In an episode, as they may be handed on like that; and whether that has had steps.
+        # Envs given back in an episode, as they may be leased again like that; and whether the
+        # episode has had steps.
         self._left: list[tuple[ManagedEnv, bool]] = []
         self._leaving: set[int] = set()  # envs whose step nobody awaits, after their lease
         self._not_to_join: set[int] = set()  # envs in a reset with wishes that nobody awaits
-        # By env_id, where it is not 0: what an env has stepped before the episode that it is at the
-        # beginning of, and nobody has seen.
+        # By env_id, where it is not 0: how many steps an env had been asked for before the episode
+        # that it is at the beginning of, if nobody has seen that.
         self._steps_at_reset: dict[int, int] = {}
         self._to_notify: list[tuple[Tenancy, Tenancy | SlotCall]] = []  # of whom, and of what
         self._seen: Any = None
@@ -277,7 +280,7 @@ class Slots:
     # -- commands, from any thread --------------------------------------------------------------
 
     def ask(self, tenancy: Tenancy) -> None:
-        """Ask for an env; in order of asking."""
+        """Ask for an env; envs are given out in order of asking."""
         self._put(partial(self._queue, tenancy))
 
     def call(self, tenancy: Tenancy, call: SlotCall) -> None:
@@ -285,11 +288,11 @@ class Slots:
         self._put(partial(self._begin, tenancy, call))
 
     def abandon(self, tenancy: Tenancy, call: SlotCall) -> None:
-        """Nobody awaits a call any more. If it was sent it goes on, and its answer is dropped."""
+        """Stop awaiting a call. If it was sent, it goes on, and its answer is dropped."""
         self._put(partial(self._abandon, tenancy, call))
 
     def give_back(self, tenancy: Tenancy) -> None:
-        """End a lease, or the wait for one; once or several times."""
+        """End a lease, or the wait for one; may be called several times."""
         self._put(partial(self._give_back, tenancy))
 
     def _put(self, command: Callable[[], None]) -> None:
@@ -299,7 +302,7 @@ class Slots:
             self.notify_all()
 
     def obey(self) -> None:
-        """Do what was asked for; the engine is held, unless all is shut."""
+        """Carry out the queued commands; the engine is held, unless everything is shut."""
         commands = self._commands
         while commands:
             try:
@@ -310,7 +313,7 @@ class Slots:
 
     @property
     def has_commands(self) -> bool:
-        """Whether there is something to do."""
+        """Whether commands are queued."""
         return bool(self._commands)
 
     # -- the owner ------------------------------------------------------------------------------
@@ -318,12 +321,13 @@ class Slots:
     def serve(self, *, may_lease: bool = True, held: Set[int] = frozenset()) -> None:
         """Do all that can be done now; the engine is held, and what has arrived was applied.
 
-        `notify_all` says so to whom it concerns, once the engine is free.
+        `notify_all` tells the users whom it concerns, once the engine is free.
 
         Args:
             may_lease: whether envs that are free may be leased, which they may not be while a call
                 for batches waits for some that it names.
-            held: envs that may not be, because a call for batches has not given up theirs yet.
+            held: envs that may not be leased, because a call for batches has not let go of their
+                timesteps yet.
         """
         self._find_fatal()
         undelivered = self._table.undelivered
@@ -349,7 +353,7 @@ class Slots:
 
     @property
     def until(self) -> float:
-        """The moment at which `serve` has to look at the latest, if nothing comes before."""
+        """The latest moment at which `serve` has to be called, if nothing comes before."""
         if not self._resetting:
             return NEVER
         moments = (
@@ -363,9 +367,9 @@ class Slots:
         return min(moments, default=NEVER)
 
     def _waits_for_turn(self, env_id: int) -> bool:
-        """Whether an env is not reset yet for no fault of its own.
+        """Whether the reset of an env has not begun yet through no fault of its own.
 
-        Others are, or its worker is replaced before.
+        Other envs have their turn, or its worker is replaced first.
         """
         env = self._table.envs[env_id]
         return env.is_replaced or (self._starts is not None and self._starts.waits(env))
@@ -405,10 +409,11 @@ class Slots:
             self._end_call(tenancy, call, tenancy.abandoned(call, text), raised=error)
 
     def notify_all(self) -> None:
-        """Tell everybody for whom there is something; a lease that nobody has any more ends."""
+        """Notify all users for whom there is something; end leases whose users are gone."""
         to_notify, self._to_notify = self._to_notify, []
         for tenancy, told in to_notify:
-            # With it goes the coroutine, which is to be dropped if its loop does not go on with it.
+            # The callback keeps the coroutine alive, which has to be freed if its loop does not
+            # resume it.
             notify, told.notify = told.notify, _nobody
             if not notify():
                 self.give_back(tenancy)
@@ -422,7 +427,7 @@ class Slots:
             self._waiting.append(tenancy)
 
     def _lease(self, held: Set[int]) -> None:
-        """Give free envs to those who wait, in order of asking."""
+        """Give free envs to the users who wait, in order of asking."""
         table = self._table
         now = (
             bytes(table.phases.column),
@@ -493,7 +498,7 @@ class Slots:
         self._to_notify.append((tenancy, tenancy))
 
     def _refuse_if_hopeless(self) -> None:
-        """Tell those who wait if no env will ever be free."""
+        """Answer the users who wait with an error, if no env will ever be free."""
         table, repair = self._table, self._supervisor.repair
         envs = [env for env in self._supervisor.envs if not env.shares_env]
         if any(env.is_under_way or table.owes(env.env_id) for env in envs):
@@ -553,7 +558,7 @@ class Slots:
         elif env.phase is Phase.IDLE and env.state is EnvState.RUN:
             is_kept = supervisor.spares is None and not env.group.is_to_be_replaced
             if self.has_waiting and env.failed_while_ready is None and is_kept:
-                # Who is given it begins with a reset, with a seed perhaps: it is not reset twice.
+                # Its next user begins with a reset, perhaps with a seed: it is not reset twice.
                 self._left.append((env, tenancy.has_stepped))
             else:
                 self._begin_anew(env, has_stepped=tenancy.has_stepped)
@@ -561,10 +566,10 @@ class Slots:
         self._seen = None
 
     def _begin_anew(self, env: ManagedEnv, *, has_stepped: bool) -> None:
-        """Have an env that was left in an episode be fresh for whoever uses it next.
+        """Make an env that was left in an episode fresh for whoever uses it next.
 
-        Also if somebody waits where its worker is to be replaced, for which others may wait that
-        have ended their episodes.
+        If its worker is to be replaced, this is done even if somebody waits: other envs, which have
+        ended their episodes, may be waiting for the replacement.
         """
         supervisor = self._supervisor
         if env.failed_while_ready is not None:
@@ -579,14 +584,14 @@ class Slots:
         return any(not tenancy.is_over for tenancy in self._waiting)
 
     def _cancel(self, env: ManagedEnv, own: OwnLimit | None) -> None:
-        """Have a step that nobody awaits be over soon, and the env reset then."""
+        """Have a step that nobody awaits end soon, and then the env be reset."""
         self._supervisor.resets.begin({env.env_id: None})
         self._steps_at_reset[env.env_id] = self._supervisor.selections.steps_of(env.env_id)
         if env.phase is Phase.CANCELLING:
             self._bound(env, own)
 
     def _bound(self, env: ManagedEnv, own: OwnLimit | None) -> None:
-        """Have a step that is cancelled end by its own limit, and not much later in any case."""
+        """Have a cancelled step end by its own limit, and within `release_s` in any case."""
         limits, release_s = self._limits, self._rules.release_s
         self._leaving.add(env.env_id)
         if env.group.takes_turns:  # where limits count from when the step began
@@ -643,7 +648,7 @@ class Slots:
             self._refuse(tenancy, call, error)
 
     def _refuse(self, tenancy: Tenancy, call: SlotCall, error: Exception) -> None:
-        """Raise an error of who called: the env was asked nothing."""
+        """Raise an error in the caller: nothing was asked of the env."""
         tenancy.call = None
         call.error, call.is_over = error, True
         self._to_notify.append((tenancy, call))
@@ -744,9 +749,9 @@ class Slots:
         self._end_call(tenancy, call, tenancy.left_in(call))
 
     def _forget_wishes(self, env: ManagedEnv, call: SlotCall) -> None:
-        """Have the seed and the options of a reset be those of no other one, a repair's included.
+        """Keep the seed and the options of a reset from any other reset, a repair's included.
 
-        It may go on with them.
+        The reset itself may go on with them.
         """
         if call.during == "step" or not (call.params or call.seed is not None):
             return
@@ -763,7 +768,7 @@ class Slots:
         *,
         raised: Exception | None = None,
     ) -> None:
-        """End a call without what it was for: the env is in no episode any more."""
+        """End a call without a result: the env is in no episode any more."""
         tenancy.call, tenancy.in_episode, tenancy.is_fresh = None, False, False
         tenancy.note(call, cause, self._clock())
         self._log(tenancy)
@@ -776,7 +781,7 @@ class Slots:
     # -- answers --------------------------------------------------------------------------------
 
     def _take(self, tenancy: Tenancy) -> None:
-        """Take the timestep of a leased env that has come."""
+        """Take the timestep that has come for a leased env."""
         env_id, call = tenancy.env_id, tenancy.call
         if env_id is None:
             return
@@ -813,7 +818,7 @@ class Slots:
         self._to_notify.append((tenancy, call))
 
     def _log(self, tenancy: Tenancy) -> None:
-        """Tell the log of an episode that has ended, once."""
+        """Report an episode to the log once it has ended, and only once."""
         log, outcome = self._rules.log, tenancy.episode_outcome
         if log is not None and outcome is not None and not tenancy.is_logged:
             tenancy.is_logged = True
@@ -857,7 +862,7 @@ class Slots:
         self._end_call(tenancy, call, failure)
 
     def _timeout_of(self, env: ManagedEnv, limit: tuple[float, str]) -> EnvFailure:
-        """A reset has not begun in time: what comes before it takes too long."""
+        """Return the failure of a reset not begun in time: what precedes it takes too long."""
         if env.phase is Phase.CANCELLING:
             env.limit_s = limit[0]
             self._limits.own[env.env_id] = OwnLimit(_CANCELLING, *limit)
@@ -882,7 +887,7 @@ class Slots:
     # -- what is to be raised -------------------------------------------------------------------
 
     def _find_fatal(self) -> None:
-        """Have what is to be raised of a leased env be raised by the calls of its user."""
+        """Have the next call of a lease's user raise what has to be raised for its env."""
         repair = self._supervisor.repair
         while repair.fatal_of_leases:
             env_id, error = repair.fatal_of_leases.popitem()
@@ -894,7 +899,7 @@ class Slots:
 
 
 def _nobody() -> bool:
-    """Tell nobody: that was done."""
+    """Notify nobody: that has been done already."""
     return True
 
 

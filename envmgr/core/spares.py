@@ -1,10 +1,10 @@
 """Spares: envs that are kept reset, and take the place of those whose episodes end or hosts die.
 
 A spare is an env like any other, in a host of its own, behind an id that nobody sees: env_num and
-those that follow. Its host keeps what comes of its reset. When it takes the place of an env, the
-two exchange their hosts: the spare's host is told to ADOPT the env_id, which it answers with the
-reset that it has kept, or as soon as that is done; the other one is told to ADOPT the spare's id,
-and is reset there. So for everybody else the env is being reset, only not for long.
+those that follow. Its host keeps the result of its reset. When it takes the place of an env, the
+two exchange their hosts: the spare's host is told to ADOPT the env_id, and it answers with the
+reset that it has kept, or as soon as that is done; the env's host is told to ADOPT the spare's id,
+and the reset takes place there. So to everybody else the env is being reset, only not for long.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from envmgr.types import EnvFactory
 from envmgr.wire.messages import UNANSWERED, Op
 
 NO_SPARES = {"spare_env_num": 0, "spares_ready": 0}
-"""The figures of a manager that has none."""
+"""The figures of a manager that has no spares."""
 
 
 class Spares:
-    """The spares of a manager, and whose turn is next.
+    """The spares of a manager, and which of them is next.
 
-    Their order is that of their latest resets, whether these are over or not: which of them takes
-    the place of which env does not depend on how long a reset takes.
+    Their order is that of their latest resets, whether these are over or not. So which of them
+    takes the place of which env does not depend on how long a reset takes.
 
     Args:
         hosts: to exchange hosts.
         statistics: where they are counted.
-        setup: what envs were told, and where their observations go.
-        takers: whether an env was built by the function that spares are built by, by env_id.
-        in_order: envs whose steps are under way together are given their successors together, by
-            ascending env_id, when all these steps are over; else each as soon as its episode ends,
-            as those that are leased in any case.
+        setup: knows what envs were told, and where their observations go.
+        takers: by env_id: whether the env was built by the function that builds spares.
+        in_order: whether envs whose steps are under way together get their successors together, by
+            ascending env_id, when all these steps are over. Else each gets its successor as soon as
+            its episode ends; leased envs do in any case.
 
     Attributes:
-        envs: of the spares.
+        envs: the spares.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Spares:
         self._takers = takers
         self._in_order = in_order
         self._queue: list[ManagedEnv] = []
-        # By env_id: what becomes of the env, in its own place or in that of its successor.
+        # By env_id: what is done with an ended env, in its own place or in that of its successor.
         self._waiting: dict[int, Callable[[ManagedEnv], None]] = {}
 
     # -- spares -----------------------------------------------------------------------------
 
     def is_ready(self, spare: ManagedEnv) -> bool:
-        """Whether a spare has been reset."""
+        """Return whether a spare has been reset."""
         return (
             spare.phase is Phase.IDLE
             and spare.host_id is not None
@@ -83,7 +83,7 @@ class Spares:
         return {"spare_env_num": len(kept), "spares_ready": sum(map(self.is_ready, kept))}
 
     def is_reset(self, env: ManagedEnv) -> None:
-        """The reset of an env, or of a spare, begins."""
+        """Note that the reset of an env, or of a spare, begins."""
         self._waiting.pop(env.env_id, None)
         if env.is_spare:
             if env in self._queue:
@@ -91,12 +91,12 @@ class Spares:
             self._queue.append(env)
 
     def kept(self, spare: ManagedEnv) -> None:
-        """The reset of a spare has succeeded."""
+        """Note that the reset of a spare has succeeded."""
         spare.renewals_in_a_row = 0
         self._use_up(spare)
 
     def _use_up(self, spare: ManagedEnv) -> None:
-        """The reset of a spare is over, or another env's: what was for it is not for the next."""
+        """Clear what was meant for a spare's reset, which is over, or is another env's now."""
         spare.attempts = 0
         spare.episode += 1
         spare.seed = None
@@ -126,11 +126,11 @@ class Spares:
     # -- who takes whose place --------------------------------------------------------------
 
     def ended(self, env: ManagedEnv, then: Callable[[ManagedEnv], None]) -> None:
-        """The episode of an env is over: a spare takes its place, if one can.
+        """Have a spare take the place of an env whose episode is over, if one can.
 
         Args:
             env: the env, whose host is well.
-            then: what becomes of it: given the env, or the spare.
+            then: what is done next: called with the env, or with the spare that took its place.
         """
         self._hosts.settle(env)
         self._waiting[env.env_id] = then
@@ -138,7 +138,7 @@ class Spares:
             self._replace_ended(env)
 
     def failed(self, env: ManagedEnv) -> None:
-        """An env has failed: if it waits for a successor, it is repaired instead."""
+        """Have an env that has failed wait for no successor: it is repaired instead."""
         self._waiting.pop(env.env_id, None)
 
     @property
@@ -172,8 +172,8 @@ class Spares:
         """Have a spare take the place of an env whose host is gone, or ends well.
 
         Returns:
-            Whose host that one is now, and is to be replaced: the spare, or the env itself if there
-            is no spare for it.
+            The one that has this host now, which is to be replaced: the spare, or the env itself if
+            there is no spare for it.
         """
         spare = None if env.is_spare or not env.attended else self._successor_of(env)
         if spare is None:
@@ -222,9 +222,9 @@ class Spares:
             self._hosts.limits.set_until(env, deadline, limit_s)
 
     def _exchange(self, env: ManagedEnv, spare: ManagedEnv) -> None:
-        """Have an env and a spare, which have their hosts to themselves, change places.
+        """Exchange the places of an env and a spare, each of which has a host to itself.
 
-        Their hosts are to be told with ADOPT. What is under way in them is the caller's to settle.
+        The caller tells their hosts with ADOPT, and settles what is under way in them.
         """
         ours, theirs = env.group, spare.group
         for group, before in ((ours, env), (theirs, spare)):
@@ -243,13 +243,13 @@ def all_factories(factories: Sequence[EnvFactory], spare_num: int) -> list[EnvFa
 
 
 def spare_factory(factories: Sequence[EnvFactory]) -> EnvFactory:
-    """Return the factory that most envs have, the first of several: it builds the spares."""
+    """Return the factory that builds the spares: that of most envs; of several, the first."""
     kinds = _kinds_of(factories)
     return factories[kinds.index(max(kinds, key=kinds.count))]
 
 
 def takers_of(factories: Sequence[EnvFactory], spare: EnvFactory) -> tuple[bool, ...]:
-    """Return for each env whether spares are built as it is."""
+    """Return, for each env, whether it is built as the spares are."""
     kind, *kinds = _kinds_of([spare, *factories])
     alone = [env_id for env_id, other in enumerate(kinds) if other != kind]
     if alone:
@@ -263,7 +263,7 @@ def takers_of(factories: Sequence[EnvFactory], spare: EnvFactory) -> tuple[bool,
 
 
 def _kinds_of(factories: Sequence[EnvFactory]) -> list[Any]:
-    """Return what is equal for factories that build the same env: one object, or equal pickles."""
+    """Return keys of factories, equal if they build the same env: one object, or equal pickles."""
     known: dict[int, Any] = {}
     for factory in factories:
         if id(factory) not in known:

@@ -1,12 +1,12 @@
-"""Starts: who may be built or reset now, and who waits for its turn (`limits` of the config).
+"""Starts: which envs may be built or reset now, and which wait for their turn (config: `limits`).
 
 An env that waits is in the phase PAUSING and has no deadline; what follows is its construction or
-its reset. So everybody else, who knows of pauses already, need not know of turns: such an env is
-coming, joins an explicit reset, and loses its host as any other that pauses. Whoever does something
-else with it has it wait no more.
+its reset. So the rest of the code, which knows of pauses already, need not know of turns: such an
+env is coming, joins an explicit reset, and loses its host like any other env that pauses. If other
+code does something else with it, it waits no more.
 
-How many are being built or reset is counted by their phases, not by units that are taken and given
-back. So none can be lost. Nothing here begins anything: `Supervisor` gives the turns.
+How many envs are being built or reset is counted by their phases, not by units that are taken and
+given back. So no unit can be lost. Nothing here begins anything: `Supervisor` gives the turns.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from envmgr.policy import StartCaps
 from envmgr.texts import env_ids_text, logged
 
 WARN_AFTER_S = 30.0
-"""Who waits for a turn for so long is told of in the log, and again whenever as much has passed."""
+"""An env that waits this long for its turn is logged, and again each time as much has passed."""
 
 _LABELS = {Next.BUILD: Phase.STARTING.label, Next.RESET: Phase.RESETTING.label}
 """What may follow a turn."""
 
 
 class Starts:
-    """Which envs wait for their turn, in order of asking, and whether there is one now.
+    """The envs that wait for their turn, in order of asking, and whether one has it now.
 
     Args:
-        caps: how many may be built or reset at one time, and how many may begin in a second.
+        caps: how many envs may be built or reset at one time, and how many may begin in a second.
         table: of all envs.
-        limits: tells when to look again, and has the clock.
+        limits: remembers when to look again, and has the clock.
     """
 
     def __init__(self, caps: StartCaps, table: EnvTable, limits: TimeLimits) -> None:
@@ -56,7 +56,7 @@ class Starts:
     # -- asking -----------------------------------------------------------------------------
 
     def may_begin(self, env: ManagedEnv, beside: int = 0) -> bool:
-        """Whether an env may be built or reset now; it does begin then.
+        """Return whether an env may be built or reset now; if so, it counts as begun.
 
         Args:
             env: the env. One that is being reset goes on with another reset in its own place.
@@ -81,13 +81,13 @@ class Starts:
         self._look_later()
 
     def waits(self, env: ManagedEnv) -> bool:
-        """Whether an env waits for its turn."""
+        """Return whether an env waits for its turn."""
         if env.env_id not in self._waiting or env.phase is not Phase.PAUSING:
             return False
         return env.deadline == NEVER and env.follow_up in _LABELS
 
     def turn_of(self, env_id: int) -> float:
-        """Return when an env that had to wait got its latest turn; of others, a moment long ago."""
+        """Return when an env that had to wait got its latest turn; for others, a time long ago."""
         return self._turns.get(env_id, -NEVER)
 
     # -- turns ------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Starts:
         return bool(self._waiting) and self._may_start_more() and self._first() is not None
 
     def take_turn(self) -> ManagedEnv | None:
-        """Return the env whose turn it is, which is begun with then; None if it is nobody's."""
+        """Return the env whose turn it is, for the caller to begin; None if there is none."""
         env = self._first() if self._waiting and self._may_start_more() else None
         self._in_turn = env
         if env is not None:
@@ -106,7 +106,7 @@ class Starts:
         return env
 
     def all_given(self) -> None:
-        """Nobody has a turn any more: look again when time brings one."""
+        """Note that no env has a turn any more: look again when time brings one."""
         self._in_turn = None
         self._warn()
         self._look_later()
@@ -127,7 +127,7 @@ class Starts:
         return self._next_in_time() <= self._clock()
 
     def _next_in_time(self) -> float:
-        """Return the moment from which on one more may begin, as far as the rate goes."""
+        """Return the moment from which the rate allows one more env to begin."""
         begun = self._begun
         if len(begun) < self._burst or not self._burst:
             return -NEVER
@@ -137,7 +137,7 @@ class Starts:
         return -NEVER if len(begun) < self._burst else begun[-self._burst] + self._window_s
 
     def _look_later(self) -> None:
-        """Have the engine look when time brings a turn, or a line in the log."""
+        """Have the engine look when time brings a turn, or when a warning is due."""
         moment = NEVER
         if self._waiting:
             in_time = self._next_in_time()
@@ -164,13 +164,13 @@ class Starts:
         return {"starting": self.at_it, "waiting_to_start": len(self.waiting)}
 
     def forget(self) -> None:
-        """Have nobody wait any more."""
+        """Have no env wait any more."""
         self._waiting.clear()
         self._warn_at = NEVER
         self._look_later()
 
     def _warn(self) -> None:
-        """Say in the log who waits for long, and for what."""
+        """Log which envs have been waiting for long, and for what."""
         now, envs = self._clock(), self._table.envs
         if now < self._warn_at:
             return

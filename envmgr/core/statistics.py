@@ -25,8 +25,8 @@ class Moment(NamedTuple):
     """When an env failed, or was ready again after failures.
 
     Attributes:
-        env_id: which.
-        generation: how often it had been renewed then.
+        env_id: which env.
+        generation: how often it had been renewed by then.
         event: "failed" or "ready".
         time_s: on the monotonic clock.
     """
@@ -68,22 +68,22 @@ class Statistics:
         reset_retries: attempts at resets that failed and were repeated.
         renewals: envs that were renewed.
         recycled: workers replaced at an episode's end because they reached a limit.
-        has_generations: an env may be of another generation than the first.
+        has_generations: whether an env may be of another generation than the first.
         resumed: envs that have gone on where they were saved last, after their host was lost.
         swaps: how often a spare has taken the place of another env.
         spare_failures: failures of spares, which are not among those of the envs.
         dropped_replies: late or foreign replies that were dropped.
         failures_by_kind: failures by the name of their class.
         failures_by_env: failures by env_id.
-        latest_failures: the latest of them.
-        moments: the latest failures and recoveries; those that lost their host by a neighbour's
-            failure fail, too.
+        latest_failures: the latest failures.
+        moments: the latest failures and recoveries; an env that lost its host by a neighbour's
+            failure counts as failed, too.
         failing: envs that have failed and are not ready again.
         of_slots: what is counted of leased envs; not in `actions`, `timesteps` and `cancelled`,
             which are those of calls for batches.
-        envs: each of which counts its own resets.
-        journal: knows what is counted as delivered, but has not been yet.
-        log: told of each failure, those of spares too; None if nobody wants to know.
+        envs: the envs, each of which counts its own resets.
+        journal: knows which timesteps are counted as delivered but have not been delivered yet.
+        log: called with each failure, those of spares too; None if there is no log.
     """
 
     num_workers: int = 0
@@ -151,7 +151,7 @@ class Statistics:
     def accounts(self) -> dict[str, int]:
         """Return what has become of all actions, as it was at one moment; from any thread.
 
-        These figures only grow. So what is the same in two looks at all of them was true between
+        These figures only grow. So if two looks at all of them find the same, that was true between
         the looks, whatever other threads did meanwhile.
         """
         before, slots = None, self.of_slots
@@ -203,17 +203,17 @@ class Statistics:
 
 
 _NOTED = frozenset((Phase.STARTING, Phase.ENDING, Phase.PAUSING, Phase.CALLING))
-"""Of what hosts do, what they do not note themselves."""
+"""Phases that are noted here, because hosts do not note them themselves."""
 
 
 class Notes(NamedTuple):
     """All that was noted of a launch.
 
     Attributes:
-        env_num: how many envs there are; ids from that on are those of spares.
+        env_num: how many envs there are; ids from this number on are those of spares.
         calls: name, begin and end of each public call.
-        phases: (env_id, what its host was at, begin, end).
-        done: by host, what it has done.
+        phases: (env_id, what its host was doing, begin, end).
+        done: what each host has done.
     """
 
     env_num: int
@@ -224,11 +224,11 @@ class Notes(NamedTuple):
 
 
 class Tracer:
-    """Notes what happens on the trainer's side, the newest of it.
+    """A recorder of the newest events on the trainer's side.
 
     Args:
         clock: monotonic seconds.
-        events: how much of each kind is kept.
+        events: how many events of each kind are kept.
     """
 
     def __init__(self, clock: Clock, events: int) -> None:
@@ -238,7 +238,7 @@ class Tracer:
         self._since: dict[int, tuple[Phase, float]] = {}
 
     def changed(self, env_id: int, phase: Phase) -> None:
-        """A host is at something else from now on."""
+        """Note what the host of an env is doing from now on."""
         now = self.clock()
         before = self._since.get(env_id)
         if before is not None and before[0] is not phase:
@@ -251,7 +251,7 @@ class Tracer:
         """Return what was noted.
 
         Args:
-            env_num: how many envs there are; ids from that on are those of spares.
+            env_num: how many envs there are; ids from this number on are those of spares.
             block: where workers note what they have done; None if they do not.
             moments: failures, and recoveries.
         """

@@ -2,7 +2,7 @@
 
 The actions of envs whose data has a fixed layout are *posted*: written into the shared block, a
 batch at a time, and their workers are rung for. All others are *sent* in messages. From the
-commit on every one of them is owed a timestep.
+commit on, a timestep is owed for every one of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Packed = tuple["Sequence[Array] | None", Any]
 """Actions as columns, and in what form their envs get them: see `spaces.columns`."""
 
 _WRITTEN: _Packed = (None, NUMPY_VALUES)
-"""They are in the block already."""
+"""Stands for actions that are in the block already."""
 
 
 class _Posted(NamedTuple):
@@ -62,10 +62,10 @@ class _Posted(NamedTuple):
 
     Attributes:
         selection: the envs.
-        window: their rows of the block, if they are neighbours. It is not asked for again: where a
-            signal handler closes the manager in between, the selection has none any more.
-        tokens: of the requests: the bytes of those of neighbours, else an array, or what is that of
-            each.
+        window: their rows of the block, if they are neighbours. It is kept here because the
+            selection has none any more if a signal handler closes the manager in between.
+        tokens: the tokens of the requests: as bytes if the envs are neighbours, else an array, or
+            the one token of all of them.
         posting: says which batch it is, and when workers ring.
     """
 
@@ -79,7 +79,7 @@ class _Sent(NamedTuple):
     """Actions that go by message.
 
     Attributes:
-        tokens: of the requests, by env_id; empty once their replies are awaited.
+        tokens: the tokens of the requests, by env_id; empty once their replies are awaited.
         requests: what is still to be sent, and to which host.
         unexecuted: envs that are sent nothing, as their hosts are gone.
     """
@@ -94,7 +94,7 @@ class _Submitted(NamedTuple):
     """The actions of a call: all that is needed to commit them.
 
     Attributes:
-        n_actions: accepted since launch, these included.
+        n_actions: how many actions were accepted since launch, these included.
         posted: those that are posted; None if there are none.
         sent: those that are sent; None if there are none.
     """
@@ -108,19 +108,20 @@ class Submitter:
     """Submits actions.
 
     Args:
-        hosts: whose envs take them.
+        hosts: the hosts whose envs take the actions.
         statistics: where steps are counted.
-        journal: what commits go through.
+        journal: the journal that commits go through.
         selections: envs that are stepped together.
-        resets_inplace: a step that ends an episode is complete with the next one's beginning.
-        has_spares: what follows an episode is decided by the trainer, not by the host.
+        resets_inplace: whether a step that ends an episode is complete only with the beginning of
+            the next one.
+        has_spares: whether what follows an episode is decided by the trainer, not by the host.
 
     Attributes:
         posts: whether steps are posted in a block; else all go by message.
-        sleeping: who is asleep, and has to be rung for; the last one is the trainer. None where
-            nothing is posted.
-        own_sleep: the same, for public calls to say there that they are asleep; None also where
-            the owner of the engine sleeps in their place.
+        sleeping: which hosts are asleep, and have to be rung for; the last entry is the trainer's.
+            None where nothing is posted.
+        own_sleep: the same entries, in which public calls note that they are asleep; None also
+            where the owner of the engine sleeps in their place.
         any_shared: whether a host serves several envs.
     """
 
@@ -163,8 +164,8 @@ class Submitter:
         """Post steps in this block from now on.
 
         Args:
-            block: where.
-            columns: pack the actions of each kind.
+            block: the block.
+            columns: the columns that pack the actions of each kind.
             kind_of: the kind of each env; None for those whose steps are not posted.
         """
         self._use(block)
@@ -182,7 +183,7 @@ class Submitter:
             self._kinds = ActionKinds(block, columns, kind_of)
 
     def _ordinary_rows(self, selection: Selection) -> Any:
-        """Return what posts ordinary steps of neighbours in C, and says what came of them."""
+        """Return the C object that posts ordinary steps of neighbours and reads their replies."""
         table, block, observed = self._table, self._block, self._table.observed
         if self._actions is None or (kind := self._actions.in_c) is None:
             return None
@@ -238,11 +239,11 @@ class Submitter:
         In C all of it happens at once, but for the ringing.
 
         Args:
-            in_c: that of the selection, which has none any more where a signal handler closes the
+            in_c: `in_c` of the selection, which has none any more if a signal handler closes the
                 manager in between.
             selection: the envs.
             actions: a dict whose keys are their env_ids, or an array with a row for each.
-            ring: as of `by_id`.
+            ring: as for `by_id`.
         """
         if self._limits.step_s is not None:
             if not in_c.may_post():
@@ -256,7 +257,7 @@ class Submitter:
         return bool(done)
 
     def detach(self) -> None:
-        """Let go of the shared memory: who still looks at this looks at nothing."""
+        """Let go of the shared memory: whoever still looks here sees an empty block."""
         if self.posts:
             plan = self._block.plan
             self._use(Block(bytearray(plan.nbytes), plan))
@@ -275,13 +276,13 @@ class Submitter:
 
         Args:
             actions: `{env_id: action}`.
-            ring: when their hosts ring. With `block.RING_LAST` one does when all have replied; who
-                waits for some of them has to call `have_all_ring`.
+            ring: when their hosts ring. With `block.RING_LAST` one does when all have replied; a
+                caller that waits for only some of them has to call `have_all_ring`.
             beside: actions of other envs, which are sent with these.
 
         Returns:
-            The envs, if they were posted. If not, nothing was changed: `checked` says why, or
-            submits them.
+            The envs, if their actions were posted. If not, nothing was changed: `checked` says why,
+            or submits the actions.
         """
         if not self.posts or type(actions) is not dict:
             return None
@@ -348,7 +349,7 @@ class Submitter:
 
         Args:
             actions: `{env_id: action}`.
-            ring: as of `by_id`.
+            ring: as for `by_id`.
             checks: the check of each env's actions; None if they are not to be checked.
 
         Returns:
@@ -375,14 +376,14 @@ class Submitter:
     def alone(
         self, env: ManagedEnv, action: Any, checks: Callable[[], Sequence[ActionCheck] | None]
     ) -> None:
-        """Have one env that is leased, and ready, take a step that is looked after by itself.
+        """Have one env that is leased, and ready, take a step that is tracked individually.
 
-        Called where no signal handler interrupts.
+        This is called where no signal handler can interrupt it.
 
         Args:
             env: the env.
-            action: for it.
-            checks: gives those of `checked`.
+            action: its action.
+            checks: returns the checks that `checked` takes.
 
         Raises:
             ActionError: the action is refused, or cannot be sent.
@@ -417,7 +418,7 @@ class Submitter:
         """Encode actions of envs that are ready.
 
         Raises:
-            ActionError: one of them cannot be sent; none is.
+            ActionError: one of them cannot be sent; then none is sent.
         """
         tokens, unexecuted = {}, []
         requests: deque[tuple[int, Any]] = deque()
@@ -450,9 +451,9 @@ class Submitter:
         """Have ready envs take a step.
 
         Args:
-            selection: those whose actions are packed.
-            packed: their actions; None if none are.
-            ring: as of `by_id`.
+            selection: the envs whose actions are packed.
+            packed: their actions; None if none are packed.
+            ring: as for `by_id`.
             sent: the other actions.
         """
         statistics, posted, count = self._statistics, None, 0
@@ -492,9 +493,9 @@ class Submitter:
             self._form = form if (self._block.kinds == form).all() else -1
 
     def _tokens(self, selection: Selection, request_id: int) -> Array:
-        """Return the tokens of a request of envs some of which are of later generations.
+        """Return the tokens of a request to envs, some of which are of later generations.
 
-        The generation of an env is that of the request which it has answered last.
+        The generation of an env is taken from the token of the request that it has answered last.
         """
         tokens: Array = generation_of(self._table.tokens[selection.rows]) + np.uint64(request_id)
         return tokens
@@ -547,14 +548,14 @@ class Submitter:
         self._transport.send_each(requests, again=again)
 
     def post_resets(self, env_ids: Sequence[int]) -> None:
-        """Have idle envs reset as their hosts know it from their plans; not to be interrupted."""
+        """Have hosts reset idle envs by the plans that they have; must not be interrupted."""
         hosts, table, request_id = self._hosts, self._table, next(self._request_ids)
         for env_id in env_ids:
             hosts.await_reply(table.envs[env_id], Change.RESET, request_id)
             self._block.reset_requests[env_id] = table.tokens[env_id]
         indexes = dict.fromkeys(map(table.index_of.__getitem__, env_ids))
         for index in indexes:
-            # What was posted before, and may not have been seen, is to be rung for as it was.
+            # The host may not have seen yet what was posted before: it still has to ring for that.
             ring = max(int(self._posted[index]) & RING_MASK, RING_ONCE)
             posting = posting_of(request_id, ring | RESETS_ASKED)
             self._posted[index] = self._resets_asked[index] = posting
@@ -562,12 +563,12 @@ class Submitter:
         self._ring(indexes)
 
     def _ring(self, indexes: Iterable[int], again: bool = False) -> None:
-        """Ring for hosts that sleep, or may be about to; after a `fence`."""
+        """Ring for hosts that sleep, or may be about to; call this after a `fence`."""
         sleeping, groups = self.sleeping, self._groups
         self._transport.ring([groups[index].host_id or 0 for index in indexes if sleeping[index]])
 
     def _with_resets(self, index: int, posting: int) -> int:
-        """Return what is posted for a host, which may not have seen the resets asked for."""
+        """Return what to post for a host that may not have seen the resets asked for yet."""
         if self._block.finished[index] >= self._resets_asked[index]:
             del self._resets_asked[index]
             return posting
@@ -576,14 +577,14 @@ class Submitter:
     # -- what was posted last ---------------------------------------------------------------------
 
     def latest(self, outstanding: int) -> Selection | None:
-        """Return what was posted last, if that is all that is outstanding, and it ascends."""
+        """Return the selection posted last, if it is all that is outstanding, and ascends."""
         selection = self._latest
         if selection is None or selection.count != outstanding or not selection.is_ascending:
             return None
         return selection if selection.is_posted(self._table.phases) else None
 
     def posted_in_c(self) -> Selection | None:
-        """Return what was posted last, if its steps are ordinary ones of all envs."""
+        """Return the selection posted last, if it is all envs and their steps are ordinary."""
         selection = self._latest
         in_c = None if selection is None else selection.in_c
         if selection is None or in_c is None or selection.count != self._table.env_num:
@@ -591,9 +592,10 @@ class Submitter:
         return selection if in_c.is_posted() else None
 
     def have_all_ring(self) -> None:
-        """Have every host ring that need not, because its steps were to be gathered together.
+        """Have hosts ring that would stay silent, as their steps were to be gathered together.
 
-        They are not when a gather waits for some of them, after `send` or Ctrl-C.
+        The steps are not gathered together when a gather waits for only some of them, after `send`
+        or Ctrl-C.
         """
         if not self._posted_for_last:
             return
@@ -612,7 +614,7 @@ class ActionKinds:
     """Writes actions of envs whose action spaces differ into the columns of their kinds.
 
     Args:
-        columns: pack the actions of each kind.
+        columns: the columns that pack the actions of each kind.
         kind_of: the kind of each env; None for those whose steps are not posted.
     """
 
@@ -664,10 +666,10 @@ class ActionKinds:
 def submit_calls(
     hosts: Hosts, envs: Sequence[ManagedEnv], op: Op, payloads: Sequence[Any], what: str
 ) -> None:
-    """Send a call to each of some envs, or to none.
+    """Send a call to each of these envs, or to none.
 
     Raises:
-        ActionError: its arguments cannot be sent.
+        ActionError: the arguments of a call cannot be sent.
     """
     try:
         prepared = [hosts.prepare(s, op, p) for s, p in zip(envs, payloads, strict=True)]

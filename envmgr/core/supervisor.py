@@ -1,8 +1,8 @@
 """The parts of one launched manager, put together: table, hosts, submitting, collecting, repairing.
 
-It does not wait and has no threads: the engine calls `handle` with what arrived and `expire` when
-time has passed. Nothing here depends on a process or a real clock, so the unit tests drive it with
-a fake transport and a clock they move by hand.
+The supervisor does not wait and has no threads: the engine calls `handle` with what has arrived and
+`expire` when time has passed. Nothing here depends on a process or a real clock, so the unit tests
+drive it with a fake transport and a clock they move by hand.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ class Supervisor:
     """The envs of one launched manager.
 
     Args:
-        hosts: to speak to hosts.
-        rules: of episodes and observations.
+        hosts: to send requests to hosts.
+        rules: the rules of episodes and observations.
         journal: what is under way in the public call, and what that is about to return.
 
     Attributes:
         table: what is known of all envs.
         states: the state of each env_id.
-        envs: the details of each env_id; of spares, see `spares`.
+        envs: the details of each env_id; for those of spares, see `spares`.
         spares: envs that wait to take the place of others; None if there are none.
-        resets: begins those that users ask for.
+        resets: begins the resets that users ask for.
         selections: envs that are stepped together.
         collector: finds what has arrived, and hands it out.
         step_on: applies ordinary steps that have come by message, as `ReplyEffects` does.
-        handle: applies all else that comes, as `ReplyDispatcher` does; not to be interrupted.
-        time_out: likewise says that an env has exceeded the limit of what it is doing.
+        handle: applies everything else that comes, as `ReplyDispatcher` does; not to be
+            interrupted.
+        time_out: likewise, times out an env that has exceeded the limit of what it is doing.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Supervisor:
     # -- what comes -------------------------------------------------------------------------
 
     def apply_ordinary(self) -> bool:
-        """Apply what has arrived by another way than by message, as far as that is ordinary.
+        """Apply what has arrived otherwise than by message, as far as it is ordinary.
 
         Can be interrupted anywhere, and called again.
 
@@ -170,7 +171,7 @@ class Supervisor:
         return bool(self.table.awaits_reset) and Phase.POSTED in self.table.phases.column
 
     def apply_rest(self) -> None:
-        """Apply all that has arrived by another way than by message; not to be interrupted."""
+        """Apply all that has arrived otherwise than by message; not to be interrupted."""
         self._dispatcher.collect()
         if self.spares is not None:
             if self.spares.are_wanted and self._waits_for_posted:
@@ -180,7 +181,7 @@ class Supervisor:
             self._give_turns(self.hosts.starts)
 
     def _give_turns(self, starts: Starts) -> None:
-        """Have those begin who have waited for it, as many as may."""
+        """Have envs begin that have waited for their turn, as many as may."""
         if starts.has_turn and self.hosts.transport.must_wait_for_call:
             return
         while not self.repair.launch_failures and (env := starts.take_turn()) is not None:
@@ -194,7 +195,7 @@ class Supervisor:
         starts.all_given()
 
     def apply_alone(self) -> None:
-        """Look at the reply by itself that `Collector.take` has left; not to be interrupted."""
+        """Apply by itself the reply that `Collector.take` has left; not to be interrupted."""
         env_id, self.collector.left = self.collector.left, None
         if env_id is not None:
             self._dispatcher.apply_alone(env_id)
@@ -218,7 +219,7 @@ class Supervisor:
     # -- launch -----------------------------------------------------------------------------
 
     def start_hosts(self, env_ids: Iterable[int]) -> None:
-        """Begin to start hosts of envs that have none yet.
+        """Begin to start hosts for envs that have none yet.
 
         Raises:
             ConfigError: a factory cannot be sent to a host; nothing was started.
@@ -232,7 +233,7 @@ class Supervisor:
         """Check the spaces of all envs and lay out the memory for their observations.
 
         Raises:
-            SpaceMismatchError: they differ and `same_spaces` is on.
+            SpaceMismatchError: the spaces differ and `same_spaces` is on.
             LaunchError: there is not enough memory.
         """
         block = self._setup.place_observations(
@@ -260,7 +261,7 @@ class Supervisor:
         self.submitter.share(block, packs, kind_of)
 
     def begin_episodes(self) -> None:
-        """Have every env reset for the first time; its host has said HELLO."""
+        """Have every env reset for the first time; the hosts of all have said HELLO."""
         for env in self.hosts.across(self.hosts.envs):
             self._setup.attach(env)  # what is repeated on later envs has been done on these
             env.seed, env.new_seed = env.new_seed, None
@@ -269,15 +270,15 @@ class Supervisor:
     def repeat(self, env_ids: Sequence[int], op: Op, payloads: Sequence[Any]) -> None:
         """Have a request that was sent to envs repeated on every later env of these env_ids.
 
-        One that was sent to all envs is repeated on the spares, too, if it was one for all: an env
-        that was not sent what the spares were sent takes no spare.
+        A request that was sent to all envs is repeated on the spares, too, if it was the same one
+        for all: an env that was not sent what the spares were sent takes no spare.
 
         Args:
-            env_ids: whom it was sent to.
+            env_ids: the envs that it was sent to.
             op: SET_ATTR or CALL.
-            payloads: of each env; one and the same object, or different ones.
+            payloads: the payload of each env; one and the same object, or different ones.
         """
-        # What is repeated is what was given then, whatever its user has changed since.
+        # What is repeated is what was given then, whatever the user has changed in it since.
         copies = {id(payload): copied_arguments(payload) for payload in payloads}
         payloads = [copies[id(payload)] for payload in payloads]
         for env_id, payload in zip(env_ids, payloads, strict=True):
@@ -288,14 +289,14 @@ class Supervisor:
     # -- leased envs ------------------------------------------------------------------------
 
     def refresh(self, env_id: int, *, has_stepped: bool) -> None:
-        """Have an env that was left in an episode begin another one, for whom it may concern.
+        """Have an env that was left in an episode begin another one, for whoever takes it next.
 
-        A spare takes its place, if there is one for it; if its host is to be replaced, that comes
-        first.
+        A spare takes its place, if there is one for it; if its host is to be replaced, the
+        replacement comes first.
 
         Args:
             env_id: the env.
-            has_stepped: it has taken steps in that episode.
+            has_stepped: whether it has taken steps in that episode.
         """
         env, episodes = self.envs[env_id], self._episodes
         if self.spares is not None:
@@ -306,14 +307,14 @@ class Supervisor:
             self.resets.begin({env_id: None}, leaves=has_stepped)
 
     def is_restored(self, env_id: int) -> bool:
-        """Whether the episode of an env began with a state that was saved, in the midst of one."""
+        """Return whether an env's episode began with a state that was saved within an episode."""
         restored = self._episodes.restorations.restored
         return restored.get(env_id) == self.table.episodes[env_id]
 
     # -- steps ------------------------------------------------------------------------------
 
     def _go_on(self, collected: HandedOut) -> None:
-        """Do what follows timesteps that were handed out, some of which ended episodes, say."""
+        """Do what follows timesteps that were handed out, for example ends of episodes."""
         self._dispatcher.begin_episodes()
         spares = self.spares
         if collected.odd or (spares is not None and spares.are_wanted):
@@ -330,7 +331,7 @@ class Supervisor:
     # -- calls ------------------------------------------------------------------------------
 
     def forget_results(self, env_ids: Iterable[int]) -> None:
-        """Let go of what came of calls."""
+        """Let go of the results of calls."""
         for env_id in env_ids:
             self.envs[env_id].result = None
 
@@ -342,7 +343,7 @@ class Supervisor:
         return self.hosts.limits.earliest
 
     def expire(self) -> None:
-        """Act on deadlines that have passed. What had arrived before has been handled."""
+        """Act on deadlines that have passed; all that arrived before has been handled."""
         limits = self.hosts.limits
         now = limits.clock()
         try:
@@ -367,7 +368,7 @@ class Supervisor:
             self._dispatcher.time_out(env)
 
     def stop(self) -> None:
-        """All envs are VOID from now on; what was owed is cancelled."""
+        """Make all envs VOID, and cancel the timesteps that were owed."""
         self.hosts.forget_all()
         if self.hosts.starts is not None:
             self.hosts.starts.forget()

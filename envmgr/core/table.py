@@ -40,13 +40,13 @@ class EpisodeRules:
 
     Attributes:
         episode_num: episodes per env before DONE; may be inf.
-        auto_reset: an ended env is reset at once.
-        reset_inplace: the timestep that ends an episode waits for that reset.
+        auto_reset: whether an env whose episode has ended is reset at once.
+        reset_inplace: whether the timestep that ends an episode waits for that reset.
         copy_on_get: whether observations are copied out of shared memory, as in the config.
         check_actions: as in the config.
-        raise_non_finite: NaN or infinite values end the manager rather than the episode.
-        dynamic_seed: as in `BaseEnv.seed`; goes with each explicit seed.
-        spare_takers: whether an env is built as spares are, by env_id; empty: all are.
+        raise_non_finite: whether NaN or infinite values end the manager rather than the episode.
+        dynamic_seed: as in `BaseEnv.seed`; sent with each explicit seed.
+        spare_takers: by env_id: whether the env is built as spares are; empty: all are.
         spares_in_order: see `Spares`.
     """
 
@@ -62,15 +62,15 @@ class EpisodeRules:
 
 
 class Pools:
-    """Asks the table whether anything can come.
+    """The pools among batched envs, and whether more timesteps can come from them.
 
-    Rows that are in an episode and wait for their user, for an action or for the timestep that has
-    arrived to be taken, are not under way. All others are, or may be: those in no episode are
-    stepped to make up the number.
+    A row that is in an episode and waits for its user, to send it an action or to take its timestep
+    that has arrived, is not under way. All other rows are, or may be: rows that are in no episode
+    are stepped to make up the `batch_size`.
 
     Args:
         table: what is known of all envs.
-        batches: whose rows they are; each has a `batch_size`.
+        batches: the batched envs that are pools; each has a `batch_size`.
     """
 
     def __init__(self, table: EnvTable, batches: Iterable[Batch]) -> None:
@@ -78,10 +78,10 @@ class Pools:
         self._of = {i: batch for batch in batches for i in batch.env_ids}
 
     def gives(self, env_id: int, arrived: Collection[int] = ()) -> bool:
-        """Whether something comes of the pool of an env without its user doing anything.
+        """Return whether the pool of an env gives something without its user doing anything.
 
         Args:
-            env_id: which; true of one that is in no pool.
+            env_id: the env; the answer is true for an env that is in no pool.
             arrived: the envs whose timesteps can be taken.
         """
         batch = self._of.get(env_id)
@@ -97,13 +97,13 @@ class Pools:
         return batch.size - n_waiting >= (batch.batch_size or 1)
 
     def may_go_on(self, arrived: Iterable[int]) -> bool:
-        """Whether more timesteps than these come without their user doing anything."""
+        """Return whether more timesteps than these come without the user doing anything."""
         known = set(arrived)
         waited_for = {self._of.get(i): i for i in self._table.owed_ids() if i not in known}
         return any(self.gives(env_id, known) for env_id in waited_for.values())
 
     def sizes(self) -> str:
-        """Return what has to be under way, in words."""
+        """Return, in words, how many envs of a pool have to be under way."""
         sizes = sorted({batch.batch_size or 1 for batch in self._of.values()})
         return " or ".join(map(str, sizes))
 
@@ -113,11 +113,11 @@ _NOT_OWING = bytes(set(Phase) - {Phase.POSTED, Phase.STEPPING})
 
 
 class Together:
-    """Asks the table what it means for rows that are stepped together.
+    """The rows that are stepped together, and what that means for each of them.
 
     Args:
         table: what is known of all envs.
-        batches: whose rows they are.
+        batches: the batched envs that they are rows of.
     """
 
     def __init__(self, table: EnvTable, batches: Iterable[Batch]) -> None:
@@ -126,7 +126,7 @@ class Together:
         self._rows = {i: env_ids for env_ids in self._batches for i in env_ids}
 
     def __contains__(self, env_id: object) -> bool:
-        """Whether an env is stepped together with others."""
+        """Return whether an env is stepped together with others."""
         return env_id in self._rows
 
     def _of(self, env_id: int) -> Sequence[int]:
@@ -134,16 +134,17 @@ class Together:
         return self._rows.get(env_id, ())
 
     def _is_mending(self, env_id: int) -> bool:
-        """Whether an env is not in an episode, and will be without anybody doing anything."""
+        """Return whether an env is in no episode, but will be without anybody doing anything."""
         table = self._table
         if table.states[env_id] is EnvState.RUN or table.resets_in_next_step[env_id]:
             return False
         return table.envs[env_id].is_coming
 
     def is_coming(self, env_id: int) -> bool:
-        """Whether an env will be ready without anybody doing anything.
+        """Return whether an env will be ready without anybody doing anything.
 
-        It is on its way, or in an episode, and waits only for those that are on theirs.
+        Such an env is on its way to an episode; or it is in one, and waits only for envs that are
+        on their way to theirs.
         """
         table, rows = self._table, self._of(env_id)
         if table.envs[env_id].is_coming:
@@ -151,17 +152,17 @@ class Together:
         return any(map(self._is_mending, rows)) and not any(map(table.owes, rows))
 
     def is_settled(self, env_id: int) -> bool:
-        """Whether none of the envs that go with this one is still to become ready."""
+        """Return whether no env that is stepped with this one has still to become ready."""
         table, rows = self._table, self._rows.get(env_id, ())
         if isinstance(rows, range) and not (table.undelivered or table.unexecuted):
             busy = table.phases.column[rows.start : rows.stop].translate(None, _QUIET)
-            # None is, or they begin with the next step.
+            # No row is busy, or the episodes of all that are begin with the next step.
             if table.resets_in_next_step[rows.start : rows.stop].count(1) == len(busy):
                 return True
         return not any(table.owes(i) or self._is_mending(i) for i in rows)
 
     def settled(self, env_ids: Sequence[int]) -> list[int]:
-        """Return those of some envs for which that is so."""
+        """Return those of some envs for which `is_settled` is true."""
         known = {rows.start: self.is_settled(rows.start) for rows in self._batches}
         if all(known.values()):
             return list(env_ids)
@@ -174,10 +175,10 @@ class Together:
         return sorted(i for i in others if table.states[i] is EnvState.RUN)
 
     def may_be_stepped(self, env_ids: Sequence[int]) -> bool:
-        """Whether these envs have with them all that they are stepped together with.
+        """Return whether these envs include all envs that they are stepped together with.
 
         Args:
-            env_ids: different ones, that are in an episode.
+            env_ids: different env_ids, of envs that are in an episode.
         """
         table = self._table
         if len(env_ids) == table.env_num:
@@ -191,7 +192,7 @@ class Together:
         return True
 
     def complete(self, env_ids: Sequence[int]) -> list[int]:
-        """Return those of the envs that have arrived whose batch owes nothing besides."""
+        """Return those of these envs, which have arrived, whose batch owes nothing else."""
         table = self._table
         owed = len(table.phases.column.translate(None, _NOT_OWING))
         if owed + len(table.undelivered) + len(table.unexecuted) == len(env_ids):
@@ -201,11 +202,11 @@ class Together:
         return [env_id for env_id in env_ids if self._of(env_id) not in incomplete]
 
     def goes_on(self, env_id: int) -> bool:
-        """Whether an env, once it is handed out, waits for none that goes with it."""
+        """Return whether an env, once handed out, waits for no env that is stepped with it."""
         return not any(map(self._is_mending, self._of(env_id)))
 
     def begins(self, env_id: int) -> bool:
-        """Whether an env that is reset in the next step of others has none to wait for."""
+        """Return whether an env to be reset in the next step of others has no env to wait for."""
         return not any(
             self._table.states[i] is EnvState.RUN and not self._table.owes(i)
             for i in self._of(env_id)
@@ -222,9 +223,9 @@ class Together:
         return begun
 
     def lost_with(self, env_id: int) -> EnvFailure | None:
-        """Return the failure by which an env that goes with this one was lost, but is shown still.
+        """Return the failure of a lost env stepped with this one that is still shown as ready.
 
-        The actions that they are sent next can only be left unexecuted together.
+        The next actions of all these envs can only be left unexecuted together.
         """
         failed = self._table.failed_while_ready
         return next((failed[i] for i in self._of(env_id) if i in failed), None)
@@ -244,41 +245,45 @@ class EnvTable:
         spare_num: number of spares.
 
     Attributes:
-        states: of each env, as its user sees it.
-        phases: what each host is busy with.
-        tokens: of the request whose reply is awaited, or that was answered last.
-        token_items: the same, for reading and writing one by one.
-        since: when a request was sent, where that has a time limit.
-        steps: that each env was asked for, without those that `Selections` still has to add. An
-            interrupt may have one of them counted twice.
-        step_items: the same, for reading and writing one by one.
+        states: the state of each env, as its user sees it.
+        phases: what the host of each env is busy with.
+        tokens: for each env, the token of the request whose reply is awaited, or that was answered
+            last.
+        token_items: the same tokens, for reading and writing one by one.
+        since: for each env, when its request was sent, if that has a time limit.
+        steps: how many steps each env was asked for, without those that `Selections` still has to
+            add. An interrupt may cause one of them to be counted twice.
+        step_items: the same numbers, for reading and writing one by one.
         observed: the newest observations.
         undelivered: timesteps that are out of the ordinary, by env_id, until they are handed out.
         awaits_reset: those of them that wait for the reset that belongs to them (`reset_inplace`).
-        failed_while_ready: envs whose host died while they were ready, and with what failure.
-        unexecuted: those of them that were sent that action, and whose timestep is still to come.
+        failed_while_ready: by env_id, the failures of envs whose host died while they were ready.
+        unexecuted: those of these envs that were sent an action since; it is not executed, and its
+            timestep is still to come.
         retired: envs whose rows and buffers are left to a host that could not be killed.
-        by_message: those, and envs whose data has no fixed layout: their steps are not posted.
-        leased: envs that calls for batches do not see, and the failure that each was not spared
-            since it was looked at last. They are in `by_message`, so that such calls look twice.
-        posted_alone: those of them whose steps are posted all the same, by who has leased them.
+        by_message: envs whose steps are not posted: retired ones, and those whose data has no fixed
+            layout.
+        leased: envs that calls for batches do not see, by env_id, each with the failure, if any,
+            that it was not spared (by another attempt at a reset) since this was last looked at.
+            They are in `by_message`, too, so that such calls look twice.
+        posted_alone: leased envs whose steps are posted all the same, by whoever has leased them.
         resets_in_next_step: 1 for rows of batched envs whose next episodes begin with the next step
             of others.
         again: envs that are to be reset once more when the reset under way is over.
-        episodes: of each env, resets that have succeeded.
-        next_episodes: what that is when the reset that was begun last has succeeded.
-        episodes_done: of each env, episodes that were counted against `episode_num`.
-        next_resets: what is out of the ordinary about the next resets of few envs, by env_id; it is
-            forgotten when these have succeeded.
-        reset_params: keyword arguments of resets, of envs that have any.
-        reset_infos: of the newest resets, as far as they said anything.
-        envs: all else, by env_id.
-        index_of: where steps of each env_id are posted: at the index of its host, or all in one
+        episodes: for each env, how many resets have succeeded.
+        next_episodes: what `episodes` will be once the reset that was begun last has succeeded.
+        episodes_done: for each env, how many episodes were counted against `episode_num`.
+        next_resets: by env_id, what is out of the ordinary about the next reset of an env. Few envs
+            have an entry, and it is forgotten when that reset has succeeded.
+        reset_params: by env_id, the keyword arguments of resets, for envs that have any.
+        reset_infos: by env_id, the info of the newest reset, if it said anything.
+        envs: everything else about each env, by env_id.
+        index_of: where the steps of each env_id are posted: at the index of its host, or all in one
             place where they run in the caller.
-        moves: how often an env_id has got another index there.
-        has_batched: some envs are rows of batched envs, which are stepped together.
-        launching: the first resets are not over.
-        all_ids: of all envs, ascending; without spares.
+        moves: how often an env_id has been given another index in `index_of`.
+        has_batched: whether some envs are rows of batched envs that are stepped together.
+        launching: true until the first resets are over.
+        all_ids: the env_ids of all envs, ascending; without spares.
     """
 
     def __init__(self, env_num: int, spare_num: int = 0) -> None:
@@ -324,11 +329,11 @@ class EnvTable:
         """Return which envs are in a phase and have answered the request that it is about.
 
         Args:
-            column: the tokens of what was answered: (env_num,).
-            phase: which.
+            column: the tokens of the requests that were answered: (env_num,).
+            phase: the phase.
 
         Returns:
-            (env_num,) bool; good until this is asked again.
+            (env_num,) bool; valid until the next call of this method.
         """
         (phases, tokens), (found, also) = self._seen, self._found
         np.equal(phases, phase, out=also)
@@ -337,34 +342,34 @@ class EnvTable:
     # -- what happens: nobody else changes states and phases ------------------------------------
 
     def happened(self, env_id: int, event: Event) -> None:
-        """Something has happened to an env.
+        """Change the state of an env, to which something has happened.
 
         Raises:
-            IllegalTransitionError: that cannot happen in its state; nothing was changed.
+            IllegalTransitionError: the event cannot happen in its state; nothing was changed.
         """
         self._states.apply(env_id, event)
 
     def changed(self, env_id: int, change: Change) -> None:
-        """The host of an env is busy with something else.
+        """Change the phase of an env, whose host is busy with something else now.
 
         Raises:
-            IllegalTransitionError: that does not follow its phase; nothing was changed.
+            IllegalTransitionError: the change cannot follow its phase; nothing was changed.
         """
         self._phases.apply(env_id, change)
         self.resets_in_next_step[env_id] = 0
 
     def launched(self, env_ids: Iterable[int]) -> None:
-        """The hosts of envs are being started."""
+        """Note that the hosts of envs are being started."""
         self._states.apply_all(env_ids, Event.LAUNCH)
 
     def posted(self, selection: Selection, window: Window | None, tokens: Any) -> None:
-        """Steps of envs are posted; can be done again.
+        """Note that steps of envs are posted; can be done again.
 
         Args:
             selection: the envs.
             window: their rows of the block, if they are neighbours.
-            tokens: of the requests: their bytes where the envs are neighbours, else an array, or
-                what is that of each.
+            tokens: the tokens of the requests: their bytes where the envs are neighbours, else an
+                array, or the one token that all have.
         """
         if window is None:
             self.tokens[selection.rows] = tokens
@@ -374,10 +379,12 @@ class EnvTable:
             self._phases.apply_rows(selection.rows, Change.POST)
 
     def sent(self, tokens: Mapping[int, int]) -> None:
-        """Steps of envs are sent by message; can be done again, but a step may count twice then.
+        """Note that steps of envs are sent by message.
+
+        Can be done again, but then a step may count twice.
 
         Args:
-            tokens: of the requests, by env_id.
+            tokens: the tokens of the requests, by env_id.
         """
         token_items, steps = self.token_items, self.step_items
         for env_id, token in tokens.items():
@@ -386,13 +393,13 @@ class EnvTable:
         self._phases.apply_all(tokens, Change.STEP)
 
     def arrived(self, timesteps: Mapping[int, EnvTimestep]) -> None:
-        """Timesteps of envs whose episodes go on have come by message; can be done again."""
+        """Keep timesteps that came by message and end no episode; can be done again."""
         self.observed.keep_each(timesteps)
         self.undelivered.update(timesteps)
         self._phases.apply_all(timesteps, Change.SETTLE)
 
     def delivered(self, selection: Selection | None, kept: Iterable[int]) -> None:
-        """Timesteps of envs were handed out; can be done again.
+        """Note that timesteps of envs were handed out; can be done again.
 
         Args:
             selection: the envs whose replies were taken out of the block; None if there are none.
@@ -408,11 +415,13 @@ class EnvTable:
             self.undelivered.pop(env_id, None)
 
     def episodes_ended(self, endings: Iterable[tuple[int, int, bool]]) -> None:
-        """Episodes have ended, and hosts begin the next ones by themselves; can be done again.
+        """Note that episodes have ended, and that hosts begin the next ones by themselves.
+
+        Can be done again.
 
         Args:
-            endings: (env_id, episodes that it has ended with this one, whether the next one begins
-                with the next step of others).
+            endings: (env_id, number of episodes that the env has ended, this one included, whether
+                its next one begins with the next step of others).
         """
         column, running, ended = self.states.column, EnvState.RUN, []
         begun, to_begin, done, in_next_step = (
@@ -431,11 +440,11 @@ class EnvTable:
     def episodes_begun(
         self, buffers: Mapping[int, int], infos: Mapping[int, dict[str, Any]]
     ) -> None:
-        """Envs have been reset, and there is nothing else to it; can be done again.
+        """Note that envs have been reset, and nothing besides; can be done again.
 
         Args:
             buffers: where their first observations are, by env_id.
-            infos: what the resets said, of those that said anything.
+            infos: the infos of those resets that said anything, by env_id.
         """
         self._note_resets(buffers, infos)
         self.awaits_reset.difference_update(buffers)
@@ -453,14 +462,15 @@ class EnvTable:
         beginnings: Iterable[tuple[int, int, int, int]],
         infos: Mapping[int, dict[str, Any]],
     ) -> None:
-        """Episodes have ended, and the next ones begun, within steps; can be done again.
+        """Note that episodes have ended, and the next ones begun, within steps.
 
-        All that this does to their states and phases is what any other timestep does.
+        Can be done again. The states and phases of the envs change as with any other timestep, and
+        in no other way.
 
         Args:
-            beginnings: (env_id, episodes that it has ended, number of the new one, buffer of its
-                first observation).
-            infos: what the resets said, of those that said anything.
+            beginnings: (env_id, number of episodes that the env has ended, number of the new one,
+                buffer of its first observation).
+            infos: the infos of those resets that said anything, by env_id.
         """
         begun, to_begin, done, buffers = self.episodes, self.next_episodes, self.episodes_done, {}
         for env_id, episodes_done, episode, buffer in beginnings:
@@ -481,7 +491,7 @@ class EnvTable:
             self.use_up_params(env_ids)
 
     def use_up_params(self, env_ids: Iterable[int]) -> None:
-        """Forget reset params that were for one reset, which has succeeded."""
+        """Forget reset params that were meant for one reset only, which has succeeded."""
         params = self.reset_params
         for env_id in env_ids:
             if isinstance(params.get(env_id), Once):
@@ -500,7 +510,7 @@ class EnvTable:
             self._pools = Pools(self, pools)
 
     def go_together(self, env_ids: Sequence[int]) -> bool:
-        """Whether these envs, all in an episode, have with them all that they are stepped with."""
+        """Return whether these envs, all in an episode, include all that they are stepped with."""
         return self._together is None or self._together.may_be_stepped(env_ids)
 
     def missing_beside(self, env_ids: Sequence[int]) -> list[int]:
@@ -508,21 +518,21 @@ class EnvTable:
         return [] if self._together is None else self._together.missing(env_ids)
 
     def complete(self, env_ids: list[int]) -> list[int]:
-        """Return those of the envs that have arrived with whom all have that go with them."""
+        """Return those of these envs, which have arrived, whose batch owes nothing else."""
         return env_ids if self._together is None else self._together.complete(env_ids)
 
     def goes_on(self, env_id: int) -> bool:
-        """Whether an env, once it is handed out, waits for none that goes with it."""
+        """Return whether an env, once handed out, waits for no env that is stepped with it."""
         return self._together is None or self._together.goes_on(env_id)
 
     def may_reset_in_next_step(self, env_id: int) -> bool:
-        """Whether the next episode of an env may begin with the next step of others."""
+        """Return whether the next episode of an env may begin with the next step of others."""
         return self._together is not None and env_id in self._together
 
     def lost_beside(self, env_id: int) -> EnvFailure | None:
-        """Return the failure by which an env that goes with this one was lost, but is shown still.
+        """Return the failure of a lost env stepped with this one that is still shown as ready.
 
-        The actions that they are sent next can only be left unexecuted together.
+        The next actions of all these envs can only be left unexecuted together.
         """
         return None if self._together is None else self._together.lost_with(env_id)
 
@@ -533,7 +543,7 @@ class EnvTable:
         return self._together.begun_with(env_ids)
 
     def waits_for_step(self, env_id: int) -> None:
-        """The next episode of an env begins with the next step of others."""
+        """Note that the next episode of an env begins with the next step of others."""
         self.resets_in_next_step[env_id] = 1
 
     def rows_in_next_step(self, env_ids: Iterable[int]) -> list[int]:
@@ -543,7 +553,7 @@ class EnvTable:
         return [env_id for env_id in env_ids if self.resets_in_next_step[env_id]]
 
     def waits_no_more(self, env_ids: Iterable[int]) -> None:
-        """The next episodes of envs wait for no step of others; can be done again."""
+        """Note that the next episodes of envs wait for no step of others; can be done again."""
         for env_id in env_ids:
             self.resets_in_next_step[env_id] = 0
 
@@ -553,20 +563,20 @@ class EnvTable:
         return (env_id,) if env.batch is None or env.resets_alone else env.batch.env_ids
 
     def begins_alone(self, env_id: int) -> bool:
-        """Whether an env that is reset in the next step of others has none to wait for any more."""
+        """Return whether an env reset in the next step of others has no env left to wait for."""
         return self._together is not None and self._together.begins(env_id)
 
     @property
     def some_at_a_time(self) -> bool:
-        """Whether there are envs that give nothing before so many of them are under way."""
+        """Whether there are pools, which give nothing before enough of their envs are under way."""
         return self._pools is not None
 
     def may_go_on(self, arrived: Iterable[int]) -> bool:
-        """Whether more timesteps than these come without their user doing anything."""
+        """Return whether more timesteps than these come without the user doing anything."""
         return self._pools is None or self._pools.may_go_on(arrived)
 
     def needed_under_way(self) -> str:
-        """Return how many envs have to be under way before they give anything, in words."""
+        """Return, in words, how many envs of a pool must be under way for it to give anything."""
         return "" if self._pools is None else self._pools.sizes()
 
     # -- who is ready, and who owes a timestep ------------------------------------------------
@@ -584,7 +594,7 @@ class EnvTable:
 
     @property
     def awaits_nothing(self) -> bool:
-        """Whether all envs are ready but for those that begin with the next step of others."""
+        """Whether all envs are ready, except those reset in the next step of others."""
         n_ready = len(self.resets_in_next_step) - self.resets_in_next_step.count(1)
         idle, in_run = self.phases.column.count(Phase.IDLE), self.states.column.count(EnvState.RUN)
         is_clear = not (self.undelivered or self.failed_while_ready or self.leased)
@@ -599,14 +609,14 @@ class EnvTable:
         return self._together is None or self._together.is_settled(env_id)
 
     def is_coming(self, env_id: int) -> bool:
-        """Return whether an env that is not ready will be without anybody doing anything."""
+        """Return whether an env that is not ready will become so without anybody doing anything."""
         together, pools = self._together, self._pools
         if env_id in self.leased or (pools is not None and not pools.gives(env_id)):
             return False
         return self.envs[env_id].is_coming if together is None else together.is_coming(env_id)
 
     def owes(self, env_id: int) -> bool:
-        """Return whether an env owes a timestep: an action was accepted, and it is undelivered."""
+        """Return whether an env has an accepted action whose timestep is not delivered yet."""
         has_sent = self.phases.column[env_id] in _STEPS
         return has_sent or env_id in self.undelivered or env_id in self.unexecuted
 
@@ -627,7 +637,7 @@ class EnvTable:
         return ready if self._together is None else self._together.settled(ready)
 
     def _owing_none_in(self, chosen: npt.NDArray[np.bool_]) -> list[int]:
-        """Return those of some envs whose hosts have no timestep under way, ascending."""
+        """Return those of the chosen envs whose hosts have no timestep under way, ascending."""
         found: list[int] = (chosen & _OWE_NONE[self.phases.view]).nonzero()[0].tolist()
         return found
 
@@ -644,14 +654,14 @@ class EnvTable:
     def is_executing(self) -> bool:
         """Whether a step is under way, or its reply is still to be taken out of the block.
 
-        Those of leased envs are not asked about: there is always one.
+        Steps of leased envs do not count: there is always one under way.
         """
         if Phase.POSTED in self.phases.column or self.unexecuted:
             return True
         return not self.leased.keys() >= set(self.phases.ids_in(Phase.STEPPING))
 
     def retire(self, env_id: int) -> None:
-        """Use the row and the buffers of an env no more."""
+        """Stop using the row and the buffers of an env."""
         self.retired.add(env_id)
         self.by_message.add(env_id)
         self.posted_alone.discard(env_id)
@@ -660,7 +670,7 @@ class EnvTable:
     # -- who is leased ------------------------------------------------------------------------
 
     def lease(self, env_id: int) -> None:
-        """Have calls for batches not see an env any more."""
+        """Hide an env from calls for batches."""
         self.leased[env_id] = None
         if env_id not in self.by_message:
             self.by_message.add(env_id)
@@ -668,7 +678,7 @@ class EnvTable:
         self._all_run = b""
 
     def unlease(self, env_id: int) -> None:
-        """Have calls for batches see an env again."""
+        """Show an env to calls for batches again."""
         del self.leased[env_id]
         if env_id in self.posted_alone:
             self.posted_alone.discard(env_id)
@@ -688,7 +698,7 @@ class EnvTable:
 
 
 def names_of(envs: Sequence[ManagedEnv]) -> str:
-    """Return what envs are called in messages; of many only the first ones, and how many more."""
+    """Return the names of envs for messages; of many, only the first ones, and how many more."""
     if len(envs) == 1 or any(env.is_spare for env in envs):
         return ", ".join(env.name for env in envs)
     more = f" and {len(envs) - _NAMED} more" if len(envs) > _NAMED else ""
@@ -704,9 +714,9 @@ class NextReset:
     """What is out of the ordinary about the next reset of an env, or the one under way.
 
     Attributes:
-        attempts: how many attempts at it have failed.
-        seed: what it is seeded with, exactly.
-        new_generation: it is the first of a later generation, seeded accordingly.
+        attempts: how many attempts at this reset have failed.
+        seed: the seed for this reset, taken exactly as it is.
+        new_generation: whether it is the first reset of a later generation, seeded accordingly.
     """
 
     attempts: int = 0
@@ -737,31 +747,35 @@ class ManagedEnv:
     """One env_id: its host, what is under way, and what its user has and is owed.
 
     Attributes:
-        is_spare: the id is that of a spare, which nobody sees: see `spares.Spares`.
-        batch: the batched env that it is a row of; None for an env of its own.
+        is_spare: whether the id is that of a spare, which nobody sees: see `spares.Spares`.
+        batch: the batched env that this is a row of; None for an env of its own.
         group: the envs that share its host.
         generation: how often the env behind the id was renewed.
         host_id: its host; None if it has none, or takes no part in the one of its group.
-        order: number of what the host does by itself in the order of requests.
+        order: a number like a request's id, which says where something that the host does by itself
+            comes in the order of requests.
         deadline: when what it does times out, or a pause ends. Requests to a shared host have none
-            of their own (see `HostGroup.deadline`), nor have posted steps.
+            of their own (see `HostGroup.deadline`), and neither have posted steps.
         limit_s: the time limit that was set last.
         follow_up: what follows a pause or the end of a host.
         pause_s: how long to pause before that.
         base_seed: the seed it was given last, from which those of later generations are derived.
-        new_seed: given by `seed` and not used yet; the next explicit reset takes it.
-        has_plan: its host knows what resets it is to begin with, by itself or when one is posted.
-        attended: an episode is to begin when its repair is over; else it goes to NEED_RESET.
-        waits: its episode has ended, and the next one begins when its host has been replaced.
-        leaves: its next reset ends an episode in which it has taken steps.
-        left_with: the reset that did, until it is over, or begun in the host that takes the place
-            of the one that was asked.
+        new_seed: a seed that was given by `seed` and is not used yet; the next explicit reset takes
+            it.
+        has_plan: whether its host knows what to begin resets with, by itself or when one is posted.
+        attended: whether an episode begins when its repair is over; else it goes to NEED_RESET.
+        waits: whether its episode has ended and the next one begins only when its host has been
+            replaced.
+        leaves: whether its next reset ends an episode in which it has taken steps.
+        left_with: the id of the reset that ended such an episode, until that reset is over, or has
+            begun in the host that takes the place of the one that was asked.
         renewals_in_a_row: renewals since the last reset that succeeded.
-        fresh: of one that failed while it was ready: what it shows after the timestep that it gets
-            for its next action.
-        resets_alone: it can be reset while other rows of its batched env are in an episode.
-        dropped: its failure budget is spent and it takes no more part.
-        cancelled: its host was told to cancel this request, which has exceeded its limit.
+        fresh: for an env that failed while it was ready: what it shows after the timestep that it
+            gets for its next action.
+        resets_alone: whether it can be reset while other rows of its batched env are in an episode.
+        dropped: whether its failure budget is spent and it takes no more part.
+        cancelled: the id of a request that its host was told to cancel, because it has exceeded its
+            limit.
         called: what it was called for last, in words.
         result: what came of a call: the payload of its reply, or the failure.
     """
@@ -794,12 +808,12 @@ class ManagedEnv:
 
     @property
     def during(self) -> str:
-        """What it is busy with, as messages say it."""
+        """What the env is busy with, as named in messages."""
         return self.called if self.phase is Phase.CALLING else self.phase.label
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """What the env is called in messages."""
         return f"{'spare ' if self.is_spare else ''}env {self.env_id}"
 
     @property
@@ -827,7 +841,7 @@ class ManagedEnv:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether its host is being replaced in place of a reset that was asked for."""
+        """Whether its host is being replaced instead of doing a reset that it was asked for."""
         return self.left_with != UNANSWERED and self.phase in _REPLACED
 
     @property
@@ -840,12 +854,12 @@ class ManagedEnv:
 
     @property
     def state(self) -> EnvState:
-        """What it is doing, as its user sees it."""
+        """What the env is doing, as its user sees it."""
         return self.table.states[self.env_id]
 
     @property
     def attempts(self) -> int:
-        """Failed attempts at the present reset."""
+        """How many attempts at the present reset have failed."""
         return self.table.next_resets.get(self.env_id, _ORDINARY_RESET).attempts
 
     @attempts.setter
@@ -863,7 +877,7 @@ class ManagedEnv:
 
     @property
     def seed(self) -> int | None:
-        """For the reset under way, or the next one, exactly."""
+        """The seed for the reset under way, or the next one, taken exactly as it is."""
         return self.table.next_resets.get(self.env_id, _ORDINARY_RESET).seed
 
     @seed.setter
@@ -902,7 +916,7 @@ class ManagedEnv:
 
     @property
     def failed_while_ready(self) -> EnvFailure | None:
-        """With what failure its host died while it was ready, if it did."""
+        """The failure with which its host died while the env was ready; None if it did not."""
         return self.table.failed_while_ready.get(self.env_id)
 
     @failed_while_ready.setter
@@ -932,7 +946,7 @@ class ManagedEnv:
 
     @property
     def episode(self) -> int:
-        """Resets that have succeeded."""
+        """How many resets have succeeded."""
         return self.table.episodes[self.env_id]
 
     @episode.setter
@@ -941,7 +955,7 @@ class ManagedEnv:
 
     @property
     def next_episode(self) -> int:
-        """What `episode` is when the reset that was begun last has succeeded."""
+        """What `episode` will be once the reset that was begun last has succeeded."""
         return self.table.next_episodes[self.env_id]
 
     @next_episode.setter
@@ -950,7 +964,7 @@ class ManagedEnv:
 
     @property
     def episodes_done(self) -> int:
-        """Episodes counted against `episode_num`."""
+        """How many episodes were counted against `episode_num`."""
         return self.table.episodes_done[self.env_id]
 
     @episodes_done.setter
@@ -964,13 +978,13 @@ class ManagedEnv:
 
     @property
     def token(self) -> int:
-        """Of the request whose reply is awaited, or that was answered last."""
+        """The token of the request whose reply is awaited, or that was answered last."""
         token: int = self.table.token_items[self.env_id]
         return token
 
     @property
     def request_id(self) -> int:
-        """The request whose reply is awaited, or that was answered last."""
+        """The id of the request whose reply is awaited, or that was answered last."""
         return request_of(self.table.token_items[self.env_id])[1]
 
     @request_id.setter
@@ -993,7 +1007,7 @@ class ManagedEnv:
 
     @property
     def timestep(self) -> EnvTimestep | None:
-        """That timestep, if it has arrived otherwise than in the block."""
+        """The timestep that it owes, if that has arrived in another way than in the block."""
         return self.table.undelivered.get(self.env_id)
 
     @timestep.setter
@@ -1014,25 +1028,27 @@ class ManagedEnv:
 class HostGroup:
     """The envs that share a host, which may be replaced.
 
-    Who belongs to it never changes, except where a spare takes the place of another env.
+    Its envs never change, except where a spare takes the place of another env.
 
     Attributes:
         index: its index among the groups.
         envs: its envs, by ascending env_id.
-        is_shared: there are several.
-        is_async: its host goes on with other envs while one does what it was asked for.
+        is_shared: whether it has several envs.
+        is_async: whether its host goes on with other envs while one does what it was asked for.
         by_id: the same envs, by env_id.
         host_id: the host; None while there is none.
-        is_ending: the host was killed or asked to end.
-        is_to_be_replaced: it asks for a new host as soon as none of its envs is in an episode.
-        running: of a shared host: the env that it has said it works for.
-        deadline: of a shared host: when what it does now times out, or its silence does; a moment
+        is_ending: whether the host was killed or asked to end.
+        is_to_be_replaced: whether a new host is wanted as soon as none of its envs is in an
+            episode.
+        running: for a shared host: the env that the host has said it works for.
+        deadline: for a shared host: when what it does now times out, or its silence does; a moment
             that is too early is allowed while nothing is running.
-        quiet_since: of a shared host: when it was last known to be done with something.
-        overdue: of a shared host: the order of the request that it should have begun with, as far
-            as could be told, and what had been posted for it when that was first looked at.
-        is_retired: what the block says of its host may be written by one that was given up.
-        is_spare: it serves a spare.
+        quiet_since: for a shared host: when it was last known to be done with something.
+        overdue: for a shared host: the order of the request that it should have begun with, as far
+            as could be told, and what had been posted for it when that request was first looked at.
+        is_retired: whether what the block says of its host may be written by a host that was given
+            up.
+        is_spare: whether it serves a spare.
         obsolete_requests: requests to its host under the env_id that it served before; replies to
             them that still come are dropped.
     """
@@ -1058,7 +1074,7 @@ class HostGroup:
         self.serve(self.envs)
 
     def serve(self, envs: tuple[ManagedEnv, ...]) -> None:
-        """Have these envs belong to it."""
+        """Make these the envs of the group."""
         self.envs = envs
         self.is_spare = envs[0].is_spare
         self.by_id = {env.env_id: env for env in envs}
@@ -1067,7 +1083,7 @@ class HostGroup:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether what one env is asked for may wait until another one of them is done."""
+        """Whether what one env is asked for may wait until another env of the group is done."""
         return self.is_shared and not self.is_async
 
     def present(self) -> list[ManagedEnv]:
@@ -1077,8 +1093,8 @@ class HostGroup:
     def blamed(self) -> ManagedEnv:
         """Return the env that was running when something happened to the host.
 
-        Without a word of the host: the first in the order in which requests were sent; if it was
-        idle, the first of its envs.
+        If the host has not said which: the first in the order in which requests were sent; if the
+        host was idle, the first of its envs.
         """
         if self.running is not None:
             return self.running
@@ -1088,8 +1104,9 @@ class HostGroup:
         """Return the envs whose replies are awaited, in the order in which they run, if known.
 
         Requests run in the order in which they were sent; a reset that the host begins by itself
-        runs after those that were sent before it was known of. Steps that are posted are not among
-        them: the block says which of those is run. Nor are resets that wait for a step of others.
+        runs after the requests that were sent before that reset was known of. Envs whose steps are
+        posted are left out, because the block says which of those is running; so are envs whose
+        resets wait for a step of others.
         """
         return sorted(
             (
@@ -1107,8 +1124,8 @@ def host_groups(envs: Sequence[ManagedEnv], n_hosts: int | None) -> list[HostGro
     The rows of a batched env stay together: they count as one.
 
     Args:
-        envs: all of them.
-        n_hosts: how many groups; None: one for each.
+        envs: all envs.
+        n_hosts: how many groups to make; None: one for each env.
     """
     units: list[list[ManagedEnv]] = []
     for env in envs:
@@ -1129,25 +1146,25 @@ def host_groups(envs: Sequence[ManagedEnv], n_hosts: int | None) -> list[HostGro
 _KNOWN_SELECTIONS = 256
 
 NOBODY = np.empty(0, dtype=np.int64)
-"""The env_ids of a selection that there is none of."""
+"""The env_ids of no envs at all."""
 
 NOBODY.flags.writeable = False
 
 
 class Window:
-    """The rows of neighbours, cut out of the columns once: cheaper than an index each time.
+    """The rows of neighbours, cut out of the columns once: cheaper than indexing each time.
 
     Args:
         block: the columns that are shared.
-        rows: which.
-        tokens: of the requests whose replies are awaited, of all envs.
+        rows: the rows.
+        tokens: for all envs, the tokens of the requests whose replies are awaited.
 
     Attributes:
         actions: their rows of the actions, per leaf.
         rewards: their rows of the rewards that are one number.
-        flags: of the replies.
-        replies: tokens that were replied, for comparing with `tokens`.
-        tokens: tokens that are awaited.
+        flags: the flags of their replies.
+        replies: the tokens that were replied, for comparing with `tokens`.
+        tokens: the tokens that are awaited.
         token_bytes: the bytes of `tokens`, for writing them as a whole.
         request_bytes: the bytes of the tokens that are requested, likewise.
     """
@@ -1177,25 +1194,28 @@ class Selection:
 
     Attributes:
         ids: their env_ids.
-        count: how many they are.
-        array: the same, as a read-only array (k,) int64.
+        count: how many envs there are.
+        array: the same env_ids, as a read-only array (k,) int64.
         rows: what indexes their rows: a slice if they are neighbours, else `array`.
-        is_slice: whether they are.
+        is_slice: whether they are neighbours.
         hosts: the indexes of their hosts.
         window: their rows of the columns, if they are neighbours and steps are posted.
-        in_c: likewise, for ordinary steps of all of them in C; None where Python takes them.
-        arenas: their rows of the arenas, by buffer, as far as they were asked for; if they are.
+        in_c: likewise, what takes ordinary steps of all of them in C; None where Python does.
+        arenas: their rows of the arenas, by buffer, as far as they were asked for, if they are
+            neighbours.
         is_ascending: whether the env_ids ascend.
         ordinary: what `Collector` has read from replies of ordinary steps, by their flags: equal
             flags say the same again.
-        recipes: of batches of ordinary timesteps, by flags, likewise: see `Collector.arrays`.
-        fresh: what says of all that the newest observation is in the arena.
-        stale: likewise that it is not.
-        posted: what says that the steps of all are posted.
-        none: as many False.
-        n_posts: how often steps of all were posted since that was added to those of each.
-        idle: likewise that nothing is asked of their hosts.
-        run: likewise that they are in RUN.
+        recipes: recipes of batches of ordinary timesteps, by flags, likewise: see
+            `Collector.arrays`.
+        fresh: bytes that say of each env that its newest observation is in the arena.
+        stale: bytes that say of each env that it is not.
+        posted: bytes that say of each env that its step is posted.
+        none: an array with False for each env.
+        n_posts: how often steps of all were posted since these were last added to the steps of
+            each.
+        idle: bytes that say of each env that nothing is asked of its host.
+        run: bytes that say of each env that it is in RUN.
     """
 
     __slots__ = (
@@ -1242,7 +1262,7 @@ class Selection:
         self.n_posts = 0
 
     def may_be_posted(self, table: EnvTable) -> bool:
-        """Whether all of these envs take an action now that their hosts can execute."""
+        """Return whether all of these envs take an action now, which their hosts can execute."""
         ids, undelivered, failed = self.ids, table.undelivered, table.failed_while_ready
         if undelivered and not undelivered.keys().isdisjoint(ids):
             return False
@@ -1259,26 +1279,26 @@ class Selection:
         return is_idle and bool(states.view[rows].tobytes() == self.run)
 
     def is_posted(self, phases: Column[Phase]) -> bool:
-        """Whether the steps of all of these envs are posted."""
+        """Return whether the steps of all of these envs are posted."""
         if self.is_slice:
             return bool(phases.column[self.rows] == self.posted)
         return bool(phases.view[self.array].tobytes() == self.posted)
 
 
 _PLAIN_SEQUENCES = frozenset((dict, list, tuple, type({}.keys())))
-"""What can be read without running code of its own, and comes to an end."""
+"""Types that can be read without running code of their own, and that come to an end."""
 
 
 class Selections:
-    """Mostly the same selection for the same envs.
+    """The known selections: mostly the same selection for the same envs.
 
     Args:
-        table: which host serves which env.
+        table: says which host serves which env.
 
     Attributes:
-        moves: how often an env_id had got another index when this was asked last: if there are more
-            by now, what it gave before may not be used any more.
-        in_c: makes what takes ordinary steps of a selection in C; None where there is nothing.
+        moves: what `EnvTable.moves` was when a selection was last asked for: if it is more by now,
+            selections that were given before may not be used any more.
+        in_c: makes what takes ordinary steps of a selection in C; None where nothing does.
     """
 
     def __init__(self, table: EnvTable) -> None:
@@ -1291,7 +1311,7 @@ class Selections:
         self.in_c: Callable[[Selection], Any] | None = None
 
     def share(self, block: Block | None) -> None:
-        """Steps of selections are posted in this block from now on, or not any more."""
+        """Have steps of selections posted in this block from now on; None: not any more."""
         self._block, self.in_c = block, None
         self._forget()
 
@@ -1301,7 +1321,7 @@ class Selections:
         return int(self._table.steps[env_id])
 
     def _count_steps(self) -> None:
-        """Add what was posted for envs together to the steps of each."""
+        """Add the steps that were posted for envs together to the steps of each."""
         steps = self._table.steps
         for selection in self._known.values():
             if selection.n_posts:
@@ -1325,7 +1345,7 @@ class Selections:
             env_ids: a sequence or an array of env_ids.
 
         Returns:
-            None if there are none, or these are not all different env_ids.
+            The selection; None if there are no envs, or these are not all different env_ids.
         """
         if self.moves != self._table.moves:
             self._forget()
@@ -1352,9 +1372,10 @@ class Selections:
         """Return envs whose observations are read, and which need not be stepped together.
 
         Args:
-            env_ids: different ones, at least one.
+            env_ids: at least one, and all of them different.
         """
-        # Not `of`: what it makes takes longer, and would be kept in place of what is used again.
+        # Not `of`: the selection that it makes takes longer, and would be kept in place of one that
+        # is used again.
         return self._known.get(tuple(env_ids)) or RowsToRead(env_ids)
 
     def _made(self, key: tuple[int, ...]) -> Selection | None:
@@ -1381,6 +1402,6 @@ class Selections:
         return selection
 
     def _spans(self, env_ids: range) -> bool:
-        """Whether a range lies within the env_ids; others may be too long to be read."""
+        """Return whether a range lies within the env_ids; others may be too long to be read."""
         n = self._table.env_num
         return 0 <= env_ids.start <= n and -1 <= env_ids.stop <= n

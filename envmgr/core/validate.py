@@ -1,8 +1,8 @@
 """Checks of what callers ask for, before anything is sent or changed.
 
-Whatever a caller gives, also objects that raise when they are looked at, is refused with an error
-of `envmgr.errors` that says what was found, what is expected and what to do; what comes out is of
-its one plain type.
+Invalid arguments, including objects that raise when they are inspected, are refused with an error
+of `envmgr.errors` that says what was found, what is expected and what to do. Valid ones are
+returned as values of one plain type.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def listed_env_ids(env_ids: Any, env_num: int) -> list[int]:
     """Return several env_ids as a list; an env may be in it twice.
 
     Raises:
-        UnknownEnvError: there is no list of them, or one does not exist.
+        UnknownEnvError: `env_ids` is not a list of env_ids, or one of them does not exist.
     """
     if type(env_ids) is np.ndarray and env_ids.ndim == 1 and env_ids.dtype.kind in "iu":
         env_ids = env_ids.tolist()
@@ -107,7 +107,7 @@ def actions_by_id(actions: Any) -> dict[Any, Any]:
     """Return actions as a dict; its keys are not checked.
 
     Raises:
-        ActionError: they are no mapping, or it cannot be read.
+        ActionError: the actions are not a mapping, or it cannot be read.
     """
     if type(actions) is dict:
         return actions
@@ -126,7 +126,7 @@ def checked_min_ready(min_ready: Any) -> int:
     """Return a number of timesteps to wait for.
 
     Raises:
-        ConfigError: it is no integer of 1 or more.
+        ConfigError: `min_ready` is not an integer of 1 or more.
     """
     if isinstance(min_ready, (int, np.integer)) and not isinstance(min_ready, bool):
         number = int(min_ready)
@@ -139,10 +139,10 @@ def checked_min_ready(min_ready: Any) -> int:
 
 
 def checked_seconds(timeout_s: Any) -> float:
-    """Return a time limit; None and infinity are none, what is below 0 is 0.
+    """Return a time limit: None and infinity mean no limit, and a negative one becomes 0.
 
     Raises:
-        ConfigError: it is no number.
+        ConfigError: `timeout_s` is not a number.
     """
     if timeout_s is None:
         return math.inf
@@ -162,10 +162,10 @@ def checked_seconds(timeout_s: Any) -> float:
 
 
 def checked_grace(timeout_s: Any, default_s: float) -> float:
-    """Return the seconds that envs get to close; None is `default_s`.
+    """Return the seconds that envs get to close; None means `default_s`.
 
     Raises:
-        ConfigError: it is no number.
+        ConfigError: `timeout_s` is not a number.
     """
     return default_s if timeout_s is None else min(checked_seconds(timeout_s), MAX_SECONDS)
 
@@ -174,7 +174,7 @@ def checked_flag(flag: Any, name: str) -> bool:
     """Return a bool.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: `flag` is something else.
     """
     checked: bool = check_value(boolean(), flag, name)
     return checked
@@ -184,7 +184,7 @@ def checked_attribute(name: Any) -> str:
     """Return the name of an attribute.
 
     Raises:
-        EnvAttributeError: no attribute can have it.
+        EnvAttributeError: no attribute can have that name.
     """
     plain = _identifier(name)
     if plain is None:
@@ -199,7 +199,7 @@ def checked_method(name: Any) -> str:
     """Return the name of a method that `call` may run.
 
     Raises:
-        MethodAccessError: it is one of `reset`, `step`, `seed`, `close`, is private, or no name.
+        MethodAccessError: it is `reset`, `step`, `seed` or `close`, is private, or is not a name.
     """
     plain = _identifier(name)
     if plain is None:
@@ -234,7 +234,7 @@ def checked_folder(folder: Any, name: str) -> str:
     """Return a path as a string.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: `folder` is not a path.
     """
     try:
         folder = os.fspath(folder)
@@ -246,10 +246,10 @@ def checked_folder(folder: Any, name: str) -> str:
 
 
 def checked_folders(folders: Any, env_num: int) -> list[str]:
-    """Return one path for each env from `replay_path`: several, or one for all.
+    """Return one path for each env from `replay_path`: a list of paths, or one for all envs.
 
     Raises:
-        ConfigError: they are none, or another number.
+        ConfigError: they are not paths, or their number is another one.
     """
     if isinstance(folders, (str, bytes, os.PathLike)):
         return [checked_folder(folders, "replay_path")] * env_num
@@ -268,7 +268,7 @@ def checked_transitions(transitions: Any) -> Any:
     """Return the transitions of an episode.
 
     Raises:
-        ConfigError: they are no sequence.
+        ConfigError: they are not a sequence.
     """
     if isinstance(transitions, Sequence) and not isinstance(transitions, (str, bytes, bytearray)):
         return transitions
@@ -282,12 +282,12 @@ def values_for_each(name: str, value: Any, count: int) -> list[Any]:
     """Return the value of an attribute for each of `count` envs.
 
     Args:
-        name: of the attribute.
+        name: the name of the attribute.
         value: one for all, or a list with one for each.
         count: number of envs.
 
     Raises:
-        ConfigError: a list of another length.
+        ConfigError: a list of another length, or one that cannot be read.
     """
     if not isinstance(value, list):
         return [value] * count
@@ -338,7 +338,7 @@ def _checked_keywords(env_id: int, params: Any) -> dict[str, Any] | None:
 
 
 def _dict_of(value: Any) -> dict[Any, Any] | None:
-    """Return a mapping as a dict; None if it is none, or cannot be read."""
+    """Return a mapping as a dict; None if the value is not a mapping, or cannot be read."""
     try:
         return read_dict(value) if isinstance(value, Mapping) else None
     except Unreadable:
@@ -346,10 +346,10 @@ def _dict_of(value: Any) -> dict[Any, Any] | None:
 
 
 def checked_space(space: Any, name: str) -> Any:
-    """Return a space as one of gymnasium; None stays None.
+    """Return a space as a gymnasium space; None stays None.
 
     Raises:
-        ConfigError: it is none, nor one of the old gym package.
+        ConfigError: it is neither a gymnasium space nor one of the old gym package.
     """
     if space is None:
         return None
@@ -381,13 +381,14 @@ def checked_actions(
     *,
     are_ready: bool = False,
 ) -> dict[int, Any]:
-    """Return actions by env_id, which can be submitted as far as can be told.
+    """Return actions by env_id that, as far as can be told, can be submitted.
 
     Args:
         table: the envs.
         actions: `{env_id: action}`.
         checks: the check of each env's actions; None if they are not to be checked.
-        are_ready: who asks knows that they take one now, because they are leased.
+        are_ready: whether the caller knows that the envs take an action now, because they are
+            leased.
 
     Raises:
         ActionError: not a mapping, or an action that the space refuses.
@@ -423,7 +424,7 @@ def _refuse_without(missing: Sequence[int]) -> None:
     """Refuse actions of a batched env that lack those of some of its rows.
 
     Raises:
-        EnvNotReadyError: there are such.
+        EnvNotReadyError: there are rows without an action.
     """
     if missing:
         raise EnvNotReadyError(
@@ -434,7 +435,7 @@ def _refuse_without(missing: Sequence[int]) -> None:
 
 
 def envs_in_calls(table: EnvTable, env_ids: Any) -> list[int]:
-    """Return which of these envs run a call; what does not list any is left to be refused."""
+    """Return which of these envs run a call; what is no list of envs is refused elsewhere."""
     if Phase.CALLING not in table.phases.column:
         return []
     if not isinstance(env_ids, (Mapping, list)):
@@ -582,13 +583,13 @@ def check_options(
 
     Args:
         descriptions: what each env has said of itself.
-        params: checked ones; those of envs that are no gymnasium envs are theirs to name.
+        params: checked params; an env that is not a gymnasium env may name its own as it likes.
 
     Returns:
-        What is to be said of a `seed` among them, which may be meant: an option can have any name.
+        A message about a `seed` among them, which may be intended: an option can have any name.
 
     Raises:
-        ConfigError: they are nothing but `options`, which they become anyway.
+        ConfigError: the params of an env are nothing but `options`, which they become anyway.
     """
     seeded: int | None = None
     for env_id, given in params.items():
@@ -617,7 +618,7 @@ def refuse_unsendable_params(
     """Refuse reset params that cannot be sent to a worker, before any env is reset.
 
     Raises:
-        ConfigError: those of one env cannot.
+        ConfigError: the params of one env cannot be sent.
     """
     for env_id, given in params.items():
         if not given:

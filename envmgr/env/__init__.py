@@ -1,7 +1,8 @@
-"""The env side: the `BaseEnv` protocol, and what makes other kinds of envs follow it.
+"""The env side: the `BaseEnv` protocol, and the adapters that make other kinds of envs follow it.
 
-Everything here may run inside workers, which stay small: of other packages it imports gymnasium and
-numpy only, and of this one what stands below `env`. An env imports its package when it is built.
+Everything here may run inside workers, which stay small: of other packages it imports gymnasium,
+numpy and cloudpickle only, and of envmgr only what is in the layers below `env`. The package of an
+env is imported when that env is built.
 """
 
 from __future__ import annotations

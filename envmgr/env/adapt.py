@@ -1,4 +1,4 @@
-"""Hides the differences between kinds of envs from the code that runs them.
+"""Functions that hide the differences between kinds of envs from the code that runs them.
 
 Known kinds: `BaseEnv` and DI-engine's own, plain classes with the same methods, gymnasium envs,
 multi-agent envs in PettingZoo's form, and envs of the old `gym` package. `as_base_env` is called on
@@ -61,7 +61,7 @@ __all__ = [
 PROTOCOL_NAMES = frozenset(
     name for name in {*vars(BaseEnv), *BaseEnv.__annotations__} if not name.startswith("_")
 )
-"""Attributes that a wrapped env answers itself; all others are those of the env inside."""
+"""Attributes that the wrapper of an env has itself; all others are those of the env inside."""
 
 
 def as_base_env(obj: Any, env_id: int) -> Any:
@@ -76,7 +76,7 @@ def as_base_env(obj: Any, env_id: int) -> Any:
         `obj` itself if it follows the `BaseEnv` protocol, else a `BaseEnv` around it.
 
     Raises:
-        EnvContractError: it is none of these; the message says what to do.
+        EnvContractError: `obj` is none of these; the message says what to do.
     """
     problem = _why_not_an_env(obj)
     if problem is not None:
@@ -97,19 +97,19 @@ def as_built(env: Any) -> Any:
 
 
 def serve_env_id(env: Any, env_id: int) -> None:
-    """Have an env go on as another env_id."""
+    """Have an env continue under another env_id."""
     if isinstance(env, GymnasiumEnv):
         env.pictures.serve(env_id)
 
 
 def finish_video(env: Any) -> None:
-    """Finish the video of an episode that an env does not go on with."""
+    """Finish the video of an episode that an env does not continue."""
     if isinstance(env, GymnasiumEnv):
         env.pictures.close()
 
 
 def as_reference(factory: EnvFactory) -> Any:
-    """Return an env as env 0 is, for looking at: of a batched env, its first row."""
+    """Return an env like env 0, to look at; for a batched env, its first row."""
     built = factory()
     return BatchRow(built, 0) if isinstance(built, BatchedEnv) else as_base_env(built, 0)
 
@@ -161,7 +161,7 @@ def reset_env(env: Any, params: Mapping[str, Any] | None) -> tuple[Any, dict[str
 
 
 def reset_result_of(env: Any, result: Any) -> tuple[Any, dict[str, Any]]:
-    """Return what `reset_env` does, of what the reset of no gymnasium env returned."""
+    """Return what `reset_env` does, given what `reset` of a non-gymnasium env returned."""
     if not isinstance(env, BaseEnv) and not _follows_ding(env):
         result, returned = split_reset(result, attribute(env, "observation_space"))
         if returned:
@@ -171,14 +171,14 @@ def reset_result_of(env: Any, result: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def is_async(env: Any) -> bool:
-    """Return whether the `reset` or the `step` of an env are coroutines, to be awaited."""
+    """Return whether the `reset` or the `step` of an env is a coroutine, to be awaited."""
     own = env.env if type(env) is GymnasiumEnv else env
     methods = (getattr(own, name, None) for name in ("reset", "step"))
     return any(inspect.iscoroutinefunction(method) for method in methods)
 
 
 def params_are_options(env: Any) -> bool:
-    """Return whether reset params become the `options` of an env, and not arguments of its own."""
+    """Return whether `reset` of an env takes reset params as `options`, not as its arguments."""
     if isinstance(env, BatchRow):
         return isinstance(env.batched, VectorBatch)
     inner = env.env if isinstance(env, GymnasiumEnv) else None
@@ -191,7 +191,7 @@ def takes_seeds(env: Any) -> bool:
 
 
 def seed_env(env: Any, seed: int, dynamic_seed: bool | None) -> bool:
-    """Seed an env; takes effect at its next reset.
+    """Seed an env, with effect from its next reset.
 
     `dynamic_seed` is handed on only when it is not None: the default of the env's own `seed` stays
     in force, and envs whose `seed` takes one argument work.
@@ -216,12 +216,12 @@ def spaces_of(
 
     An env whose spaces are not there yet (reading one raises or gives None, as with DI-engine's
     envs that build themselves in their first reset) is reset once, without a seed and without
-    params, and asked again. The launch's own seed and reset come after that. What is missing still
-    is taken to be `gymnasium.Space()`, which any object is in.
+    params, and asked again. The launch's own seed and reset come after that. A space that is still
+    missing then is taken to be `gymnasium.Space()`, which contains any object.
 
     Args:
         env: the env.
-        observation_space: given by the user; the env's own is not asked for.
+        observation_space: the space that the user gave, if any; the env is not asked for its own.
         action_space: likewise.
 
     Returns:
@@ -231,7 +231,7 @@ def spaces_of(
         EnvContractError: a space is not a known kind of space.
     """
     given = {"observation_space": observation_space, "action_space": action_space}
-    # A wrapped env of the old form is asked itself: the wrapper has a space in any case.
+    # A wrapped env of the old gym is asked itself, as its wrapper has a space in any case.
     own = env.env if isinstance(env, GymnasiumEnv) and isinstance(env.env, OldGymEnv) else env
     is_late = any(attribute(own, n) is None for n, space in given.items() if space is None)
     if is_late and not is_async(env):
@@ -283,9 +283,9 @@ def random_action_of(env: Any) -> Any:
 
 
 def sampler_of(env: Any, action_space: Space[Any]) -> Callable[[], Any]:
-    """Return what gives random actions: of the space, or where it has none those of the env.
+    """Return a function for random actions: the space's or, where it has none, the env's.
 
-    Those of agents are the env's, which knows who lives.
+    The random actions of agents are the env's, as it knows which agents are living.
     """
     if is_sampled_alone(action_space):
         return action_space.sample
@@ -298,11 +298,11 @@ def env_attribute(env: Any, name: str) -> Any:
     For wrapped envs (gymnasium's and gym's) the names of the `BaseEnv` protocol are those of the
     wrapper; every other name is looked up through the env's own wrappers down to the env. For other
     envs it is the env's attribute; the protocol's methods that have a working default
-    (`random_action`, `reward_shaping`) are there even if the env's class lacks them. An env of
-    DI-engine that does not render itself renders the env inside of it (`_env`).
+    (`random_action`, `reward_shaping`) are there even if the env's class lacks them. If an env of
+    DI-engine does not render itself, its `render` renders the env inside of it (`_env`).
 
     Raises:
-        AttributeError: there is none of this name.
+        AttributeError: there is no attribute of this name.
     """
     if isinstance(env, GymnasiumEnv) and name not in PROTOCOL_NAMES:
         return env.env.get_wrapper_attr(name)
@@ -333,7 +333,7 @@ def set_env_attribute(env: Any, name: str, value: Any) -> bool:
     """Set an attribute of an env: where `env_attribute` finds it, else as a new one.
 
     Returns:
-        Whether it is a new one.
+        Whether the attribute is a new one.
 
     Raises:
         AttributeError: it cannot be set, or belongs to the protocol of a wrapped env.

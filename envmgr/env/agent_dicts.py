@@ -40,10 +40,10 @@ class AgentDicts(AgentsEnv):
         """Take an action of each living agent.
 
         Returns:
-            gymnasium's five values: observations of the agents that live on, or if there are none
-            of those that ended; rewards of all of these, 0.0 for one that the env gave none, as it
-            has joined with this step; whether the last of them were terminated,
-            and whether truncated; and an info with what there is to say by agent.
+            gymnasium's five values: the observations of the agents that live on or, if there are
+            none, of those that ended; the rewards of all these agents, 0.0 for one that the env
+            gave no reward because it joined in this step; whether any of the last agents was
+            terminated, and whether any was truncated; and an info with the reports by agent.
         """
         if isinstance(actions, Mapping):  # in the order of the agents, whatever the caller's was
             actions = {a: actions[a] for a in self.living if a in actions} | dict(actions)
@@ -65,17 +65,17 @@ class AgentDicts(AgentsEnv):
 
 
 class MultiAgentEnv(GymnasiumEnv):
-    """Wraps a parallel env; see `AgentDicts` for what its timesteps hold.
+    """A wrapper of a parallel env; see `AgentDicts` for what its timesteps hold.
 
     Args:
         env: the env, with its wrappers.
-        env_id: as of `GymnasiumEnv`.
+        env_id: as for `GymnasiumEnv`.
     """
 
     def __init__(self, env: Any, env_id: int = 0) -> None:
         super().__init__(AgentDicts(env), env_id)
 
     def step_result_of(self, result: Any) -> StepResult:
-        """Return the result of a step that returned this; its info alone says how episodes end."""
+        """Return what `step` returned as a `StepResult`; only its info says how episodes end."""
         obs, rewards, terminated, truncated, info = result
         return obs, rewards, terminated or truncated, 0, info

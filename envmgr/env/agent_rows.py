@@ -22,18 +22,19 @@ class AgentRows(AgentsEnv):
     """A multi-agent env in PettingZoo's form, whose agents are alike, as one `gymnasium.Env`.
 
     Observations are `{"obs": (n, *shape), "mask": (n,)}` for n possible agents, in the env's order.
-    `mask` is 1 for agents that take an action next. A row is an agent's observation; with the step
-    that it ends with its last one; and zeros while it does not live. Actions have a row for each
-    agent, too; what is in those of others than the living is not used.
+    `mask` is 1 for agents that take an action next. Each row is an agent's observation: its last
+    one in the step in which the agent ends, and zeros while it is not living. Actions have a row
+    for each agent, too; the rows of agents that are not living are ignored.
 
-    The episode ends when no agent is left: terminated if one of the last was, truncated likewise.
-    In steps with which agents end, the info has `agents_terminated` and `agents_truncated`, bools
-    (n,). `infos` is there if the env has infos of agents: `{agent: info}`.
+    The episode ends when no agent is left: terminated if one of the last agents was, and truncated
+    likewise.
+    In steps in which agents end, the info has `agents_terminated` and `agents_truncated`, bools
+    (n,). If the env has infos of agents, the info has `infos`: `{agent: info}`.
 
     Args:
-        env: the env: a parallel one, or one that takes turns, with its wrappers.
-        reward: "each": (n,) float64, 0.0 for others than the living; "sum" or "mean", over agents
-            that had a reward: one number, for trainers that take one.
+        env: the env with its wrappers: a parallel one, or one whose agents take turns.
+        reward: "each": (n,) float64, 0.0 for agents that got no reward; "sum" or "mean" over the
+            agents that had a reward: one number, for trainers that take one.
 
     Raises:
         ConfigError: there is no such `reward`.
@@ -114,7 +115,7 @@ class AgentRows(AgentsEnv):
 
 
 def _told(infos: Any) -> dict[str, Any]:
-    """Return the infos of agents that have something to say; nothing if there are none."""
+    """Return the non-empty infos of agents as part of one info; `{}` if there are none."""
     told = {agent: info for agent, info in infos.items() if info}
     return infos_of(told) if told else {}
 
@@ -123,11 +124,11 @@ def refuse_agents(space: Any, what: str) -> None:
     """Refuse observations by agent where they have to be rows.
 
     Args:
-        space: of observations.
-        what: takes rows, for the message.
+        space: the observation space.
+        what: the name, for the message, of what takes rows.
 
     Raises:
-        ConfigError: they are by agent.
+        ConfigError: the observations are by agent.
     """
     if isinstance(space, AgentSpace):
         raise ConfigError(

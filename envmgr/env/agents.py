@@ -1,7 +1,7 @@
-"""Multi-agent envs in PettingZoo's form, known by what they can do; PettingZoo is not imported.
+"""Multi-agent envs in PettingZoo's form, recognised by their methods, without importing PettingZoo.
 
-A *parallel* env takes an action of every living agent at once. One that takes turns (AEC) is made a
-parallel one by PettingZoo's own converters.
+A *parallel* env takes an action of every living agent at once. An env whose agents take turns (AEC)
+is made a parallel one by PettingZoo's own converters.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from envmgr.types import is_abnormal
 
 
 def is_multi_agent(obj: Any) -> bool:
-    """Return whether something has its spaces by agent, as PettingZoo's envs."""
+    """Return whether an object has its spaces by agent, as PettingZoo's envs do."""
     return not isinstance(obj, gymnasium.Env) and all(
         callable(attribute(obj, name)) for name in ("observation_space", "action_space")
     )
 
 
 def as_parallel(env: Any) -> Any:
-    """Return a multi-agent env as a parallel one: itself, or one that takes turns in a converter.
+    """Return a multi-agent env as a parallel one: itself, or converted if its agents take turns.
 
     Raises:
-        MissingDependencyError: PettingZoo, whose converters these are, is not installed.
-        EnvContractError: it does not say which agents there may be.
+        MissingDependencyError: PettingZoo, whose converters are needed, is not installed.
+        EnvContractError: the env does not say which agents there may be.
     """
     if all(callable(attribute(env, name)) for name in ("last", "agent_iter")):
         env = _converted(env)
@@ -64,14 +64,14 @@ def _converted(env: Any) -> Any:
 
 
 class AgentStep(NamedTuple):
-    """What a step gave, by agent.
+    """The result of a step, by agent.
 
     Attributes:
-        obs: of the agents that live on.
-        last: of those that ended with this step.
-        rewards: floats, of those of all these that the env gave one: agents that joined with this
-            step may have none.
-        terminated: bools, of all of these.
+        obs: the observations of the agents that live on.
+        last: the observations of the agents that ended in this step.
+        rewards: floats, for all of these agents to which the env gave a reward; agents that joined
+            in this step may have none.
+        terminated: bools, for all of these agents.
         truncated: likewise.
         infos: as the env gave them.
     """
@@ -85,21 +85,21 @@ class AgentStep(NamedTuple):
 
 
 class AgentsEnv(gymnasium.Env[Any, Any]):
-    """A parallel env inside of a `gymnasium.Env`: what both views of agents have in common.
+    """A parallel env inside a `gymnasium.Env`: what both views of agents have in common.
 
     Args:
         env: the env, with its wrappers.
 
     Attributes:
         env: the same, as a parallel env.
-        possible_agents: all that may ever live, in the env's order.
-        living: those that take an action now, in the same order.
+        possible_agents: all agents that may ever live, in the env's order.
+        living: the agents that take an action now, in the same order.
         of_observations: the space of each agent's observations.
-        of_actions: likewise of its actions.
+        of_actions: the space of each agent's actions.
 
     Raises:
-        EnvContractError: it does not say which agents there may be, or lacks a space of one.
-        MissingDependencyError: it takes turns, and PettingZoo is not installed.
+        EnvContractError: the env does not say which agents there may be, or lacks a space of one.
+        MissingDependencyError: its agents take turns, and PettingZoo is not installed.
     """
 
     def __init__(self, env: Any) -> None:
@@ -122,7 +122,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         """Reset the env; return observations of the living agents, and the env's infos.
 
         Raises:
-            EnvContractError: it returned something else.
+            EnvContractError: the env returned something else.
         """
         super().reset(seed=seed)
         result = self.env.reset(**self._reset_arguments.of(seed, options))
@@ -141,7 +141,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         """Take an action of each living agent.
 
         Raises:
-            EnvContractError: the env returned something else than PettingZoo's parallel envs do.
+            EnvContractError: the env did not return what PettingZoo's parallel envs return.
         """
         result = self.env.step(actions)
         if not (isinstance(result, (tuple, list)) and len(result) == 5 and _are_dicts(result)):
@@ -158,7 +158,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         self.living = self._listed(truncated | terminated)
         lives, known = {*self.living}, {*acted, *self.living}
         told = [agent for agent in self.possible_agents if agent in known]
-        # One that left and was not said to have ended counts as terminated.
+        # An agent that left without being reported as ended counts as terminated.
         terminated |= known - lives - truncated
         return AgentStep(
             self._of(obs, self.living, "an observation"),
@@ -199,7 +199,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         self.env.close()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Return an attribute of the env, else of this view, whose own the spaces are."""
+        """Return an attribute of the env, else of this view; the spaces are always the view's."""
         if name in ("observation_space", "action_space") or not hasattr(self.env, name):
             return getattr(self, name)
         return getattr(self.env, name)
@@ -224,7 +224,7 @@ def _flag(flags: Mapping[Any, Any], agent: Any) -> bool:
 
 
 def infos_of(infos: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the infos of agents as part of one info; one of them may call the step abnormal."""
+    """Return the infos of agents as part of one info; any of them may mark the step as abnormal."""
     info: dict[str, Any] = {"infos": dict(infos)}
     if is_abnormal(infos) or is_abnormal([*infos.values()]):
         info["abnormal"] = True

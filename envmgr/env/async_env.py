@@ -1,4 +1,4 @@
-"""Envs whose `reset` and `step` are coroutines: what to await in place of calling them."""
+"""Envs whose `reset` and `step` are coroutines, and functions that await these."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 async def step_async(env: Any, action: Any) -> StepResult:
-    """Take one action in an async env; what `steps.step_function` does for others.
+    """Take one action in an async env, as `steps.step_function` does for other envs.
 
     Args:
-        env: what `adapt.as_base_env` returned.
+        env: the env, as `adapt.as_base_env` returned it.
         action: the action.
 
     Raises:
-        EnvContractError: the env returned something that is no step's result.
+        EnvContractError: the env returned something that is not the result of a step.
     """
     halves = step_in_two(env)
     if type(env) is GymnasiumEnv:
@@ -36,14 +36,14 @@ async def step_async(env: Any, action: Any) -> StepResult:
 
 
 async def reset_async(env: Any, params: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-    """Reset an async env; what `adapt.reset_env` does for others.
+    """Reset an async env, as `adapt.reset_env` does for other envs.
 
     Args:
-        env: what `adapt.as_base_env` returned.
+        env: the env, as `adapt.as_base_env` returned it.
         params: the reset params.
 
     Raises:
-        EnvContractError: the env returned something that is no reset's result.
+        EnvContractError: the env returned something that is not the result of a reset.
     """
     if type(env) is GymnasiumEnv:
         result = env.env.reset(**env.reset_arguments_of(params or {}))
@@ -63,9 +63,9 @@ async def close_async(env: Any) -> None:
 
 
 def use_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Have async envs of this process that are tried out be awaited in this loop.
+    """Have this loop await the async envs that are tried out in this process.
 
-    It runs in another thread than those who try them out.
+    The loop runs in a different thread from the code that tries them out.
     """
     global _shared_loop
     _shared_loop = loop
@@ -77,14 +77,14 @@ _shared_loop: asyncio.AbstractEventLoop | None = None
 def as_blocking(built: Any) -> Any:
     """Return an env as `adapt.as_base_env` does, to be tried out here, one call after the other.
 
-    Each call of an async env is awaited in an event loop, and an async factory likewise: for checks
-    and profiles. Managers run them on the loops of workers.
+    Each call of an async env is awaited in an event loop, and so is an async factory. This is for
+    checks and profiles: managers run async envs on the loops of workers.
 
     Args:
         built: what a factory returned; or an env as `adapt.as_base_env` returned it.
 
     Raises:
-        EnvContractError: as of `adapt.as_base_env`.
+        EnvContractError: as for `adapt.as_base_env`.
     """
     if isinstance(built, GymnasiumEnv):
         return BlockingEnv(built, Blocking()) if adapt.is_async(built) else built
@@ -97,7 +97,7 @@ def as_blocking(built: Any) -> Any:
 
 
 class Blocking:
-    """Waits for coroutines: in the loop of this worker, or in one of its own."""
+    """A runner that waits for coroutines, in the loop of this worker or in one of its own."""
 
     def __init__(self) -> None:
         import asyncio  # workers import this module, and most of them need no loop
@@ -120,11 +120,11 @@ class Blocking:
 
 
 class BlockingEnv(BaseEnv):
-    """An async env whose methods return when what they do is done.
+    """An async env whose methods return only when their work is done.
 
     Args:
-        env: what `adapt.as_base_env` returned.
-        blocking: waits for it.
+        env: the env, as `adapt.as_base_env` returned it.
+        blocking: waits for its coroutines.
     """
 
     def __init__(self, env: Any, blocking: Blocking) -> None:
@@ -165,7 +165,7 @@ class BlockingEnv(BaseEnv):
         return getattr(built, "unwrapped", built)
 
     def __getattr__(self, name: str) -> Any:
-        """Look up what is not of the protocol in the env."""
+        """Look up attributes that are not part of the protocol in the env."""
         if name.startswith("_") or name == "env":
             raise AttributeError(name)
         return adapt.env_attribute(self.env, name)

@@ -12,25 +12,25 @@ from envmgr.types import EnvTimestep
 
 
 class BaseEnv(ABC):
-    """One environment: `reset` gives an observation, `step` an `EnvTimestep`.
+    """One environment: `reset` returns an observation, `step` an `EnvTimestep`.
 
-    A subclass defines `reset`, `step`, `seed` and `close`, and has the spaces as attributes or as
-    properties. They should be there after construction; an env that knows them only after a reset
-    is reset once at the start for them. The other methods are optional. Plain classes with the same
-    methods are accepted too; deriving from this class gives them the defaults.
+    A subclass defines `reset`, `step`, `seed` and `close`, and has the spaces as attributes or
+    properties. The spaces should be there after construction; an env that knows them only after a
+    reset is reset once at the start to obtain them. The other methods are optional. Plain classes
+    with the same methods are accepted too; deriving from this class gives them the defaults.
 
     The names and meanings are those of DI-engine's `BaseEnv` (ding/envs/env/base_env.py), whose
     subclasses work unchanged.
 
     Attributes:
-        observation_space: what `reset` returns and the timesteps' `obs` hold.
-        action_space: what `step` takes.
+        observation_space: the space of the observations that `reset` returns and timesteps hold.
+        action_space: the space of the actions that `step` takes.
         reward_space: the space of rewards; None if the env does not say.
-        reset_info: a dict of what the last reset has to tell besides the observation. Optional: an
-            env that sets it finds it in the manager's `ready_info`.
+        reset_info: a dict with what the last reset reports besides the observation. Optional: if an
+            env sets it, it is in the manager's `ready_info`.
     """
 
-    # Not `Space`: those of the old `gym` package are none, and an env may have None.
+    # Not `Space`: spaces of the old `gym` package are not of this type, and an env may have None.
     observation_space: Any
     action_space: Any
     reward_space: Any = None
@@ -41,7 +41,7 @@ class BaseEnv(ABC):
         """Start an episode and return its first observation.
 
         Args:
-            **params: the manager's `reset_param` of this env.
+            **params: the manager's `reset_param` for this env.
         """
 
     @abstractmethod
@@ -50,22 +50,22 @@ class BaseEnv(ABC):
 
         Returns:
             `(obs, reward, done, info)`; at the episode's end, `obs` is the terminal observation.
-            With `info["abnormal"]` true the step counts as a failure of the env.
+            If `info["abnormal"]` is true, the step counts as a failure of the env.
         """
 
     @abstractmethod
     def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
-        """Seed the env's random generators; takes effect at the next reset.
+        """Seed the env's random generators, with effect from the next reset.
 
         Args:
             seed: 0 or more.
             dynamic_seed: whether episodes after the first get seeds of their own (True) or this
-                seed again (False); None leaves the generators going on.
+                seed again (False); None lets the generators go on.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the env holds. Called once, also if the env was never reset."""
+        """Release the env's resources. Called once, even if the env was never reset."""
 
     def random_action(self) -> Any:
         """Return a random action; by default a sample of the action space."""
@@ -76,10 +76,11 @@ class BaseEnv(ABC):
         return transitions
 
     def render(self, mode: str | None = None) -> Any:
-        """Return a picture of the present state.
+        """Return a picture of the current state.
 
         Args:
-            mode: "rgb_array" for an array `(height, width, 3)` of uint8; None for the env's own.
+            mode: "rgb_array" for an array `(height, width, 3)` of uint8; None for the env's own
+                mode.
 
         Raises:
             EnvAttributeError: this env does not render (the default).

@@ -16,15 +16,16 @@ from envmgr.types import EnvFactory
 
 @dataclass(frozen=True)
 class BatchedEnvSpec:
-    """The entry in `env_fn` of each row of a batched env: `env_fn=[spec] * (size * batches)`.
+    """The entry in `env_fn` for each row of a batched env: `env_fn=[spec] * (size * batches)`.
 
     Attributes:
         build: builds the env with all of its rows: a `BatchedEnv`, or a vector env of gymnasium's
             kind, whose `num_envs` is `size`.
-        size: how many rows it has.
-        partial_steps: its `step` takes some of the rows in an episode, and leaves the others. If
-            not, all of them have to be sent their actions in one call.
-        batch_size: it is an `AsyncBatchedEnv`, which gives the results of so many rows at a time.
+        size: the number of rows.
+        partial_steps: whether its `step` can take some of the rows that are in an episode and leave
+            the others. If not, all of them have to be sent their actions in one call.
+        batch_size: how many rows an `AsyncBatchedEnv` gives results for at a time; None for other
+            envs.
     """
 
     build: Callable[[], Any]
@@ -36,7 +37,7 @@ class BatchedEnvSpec:
         """Check the fields.
 
         Raises:
-            ConfigError: one is of no use.
+            ConfigError: a field has an invalid value.
         """
         if not callable(self.build):
             raise ConfigError(f"the `build` of a BatchedEnvSpec is {self.build!r}, not a function")
@@ -53,7 +54,7 @@ class BatchedEnvSpec:
         """Return a new env.
 
         Raises:
-            EnvContractError: `build` returned something else than a `BatchedEnv` or a vector env,
+            EnvContractError: `build` returned something other than a `BatchedEnv` or a vector env,
                 or one with another number of rows.
         """
         env: Any = self.build()
@@ -87,8 +88,8 @@ class Batch(NamedTuple):
     """The env_ids of a batched env's rows: `first` is row 0.
 
     Attributes:
-        first: the lowest.
-        size: how many there are.
+        first: the lowest env_id.
+        size: the number of rows.
         partial_steps: see `BatchedEnvSpec`.
         batch_size: likewise.
     """
@@ -100,15 +101,15 @@ class Batch(NamedTuple):
 
     @property
     def env_ids(self) -> range:
-        """All of them."""
+        """The env_ids of all rows."""
         return range(self.first, self.first + self.size)
 
 
 def batches_of(factories: Sequence[EnvFactory]) -> tuple[Batch, ...]:
-    """Return the batched envs that factories, one for each env_id, are about.
+    """Return the batched envs that are named in a list of one factory for each env_id.
 
     Raises:
-        ConfigError: one of them has not all of its rows.
+        ConfigError: a batched env is not named for all of its rows.
     """
     batches: list[Batch] = []
     env_id = 0

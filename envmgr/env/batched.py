@@ -30,23 +30,24 @@ First = tuple[Any, dict[str, Any]]
 
 
 class BatchedEnv(ABC):
-    """Several envs that are stepped together; each is a row, from 0 on.
+    """Several envs that are stepped together; each is a row, counted from 0.
 
     A row is an env of the manager: it has its own env_id, episodes, seeds and resets. The methods
-    are told which rows they are about, in ascending order, and return as many entries.
+    are given the rows that they apply to, in ascending order, and return one entry for each.
 
     Attributes:
-        observation_space: of one row.
-        action_space: of one row.
-        reward_space: of one row; None if the env does not say.
-        resets_alone: rows can be reset while others are in an episode. If not, what takes the reset
-            of one row takes that of all.
-        begins_late: the next episode of a row whose episode has ended begins with the next step of
+        observation_space: the space of one row.
+        action_space: the space of one row.
+        reward_space: the space of one row; None if the env does not say.
+        resets_alone: whether rows can be reset while others are in an episode. If not, whatever
+            requires a reset of one row requires a reset of all.
+        begins_late: whether a row whose episode has ended begins the next one with the next step of
             the others.
-        first_env_id: the env_id of row 0; set by what hosts it.
-        step_whole: as `step`, for some of the rows, given as an array (k,); actions, and what is
-            returned, have an entry for every row of the env, and those of the others mean nothing.
-            It spares those who step all rows anyhow the selecting. None if there is none.
+        first_env_id: the env_id of row 0; set by the host of the env.
+        step_whole: like `step`, for some of the rows, given as an array (k,), but actions and
+            results have an entry for every row of the env; the entries of the other rows mean
+            nothing. It saves envs that step all rows anyway from selecting rows. None if the env
+            has no such method.
     """
 
     observation_space: Space[Any]
@@ -60,16 +61,17 @@ class BatchedEnv(ABC):
     def resettable(self, asked: Mapping[int, bool], *, others: bool) -> Sequence[int]:
         """Return which of the rows that are to be reset can be reset now.
 
-        The others are asked for again after each step, and when more rows are to be reset.
+        The others are asked about again after each step, and when more rows are to be reset.
 
         Args:
-            asked: which, and whether somebody has asked for it; else an episode has ended.
-            others: other rows are in an episode.
+            asked: the rows, each with whether its reset was requested; if not, its episode has
+                ended.
+            others: whether other rows are in an episode.
         """
         return list(asked)
 
     def leave(self, row: int) -> None:
-        """A row takes no part any more."""
+        """Note that a row no longer takes part."""
         return
 
     @abstractmethod
@@ -82,45 +84,45 @@ class BatchedEnv(ABC):
         """Begin an episode in some rows; the others go on as if nothing had happened.
 
         Args:
-            rows: which.
-            seeds: for each of them; None goes on with the generator that it has.
-            params: the manager's reset params of each.
+            rows: the rows.
+            seeds: a seed for each of them; None continues with the row's present generator.
+            params: the manager's reset params for each.
 
         Returns:
-            Their first observations, and their infos; None for infos that are all empty. An array,
-            and None, cost least.
+            The first observations of these rows, and their infos, or None if all infos are empty.
+            An array and None are the cheapest.
         """
 
     @abstractmethod
     def step(self, rows: Sequence[int], actions: Any) -> Sequence[Any]:
         """Take one action in each of some rows.
 
-        They are those that were sent one. Unless the spec says `partial_steps`, they are all rows
-        that are in an episode: the others have ended theirs, and what becomes of these is of no
-        interest until they are reset.
+        These are the rows that were sent an action. Unless the spec says `partial_steps`, they are
+        all rows in an episode: the others have ended theirs, and what becomes of them does not
+        matter until they are reset.
 
         Args:
-            rows: which.
+            rows: the rows.
             actions: one for each of them: a list, or an array (k, *shape).
 
         Returns:
             `(obs, rewards, terminated, truncated, infos)` with an entry for each of `rows`; infos
-            may be None if they are all empty. The arrays may be used again in the next step.
-            Arrays, and infos that are None or know which of them are not empty (`told`), cost
-            least.
+            may be None if they are all empty. The env may reuse the arrays in the next step.
+            Arrays, and infos that are None or know which of them are not empty (`told`), are the
+            cheapest.
         """
 
     def close(self) -> None:
-        """Release what the env holds. Called once."""
+        """Release the env's resources. Called once."""
         return
 
     def attribute(self, row: int, name: str) -> Any:
-        """Return an attribute of a row; by default the env's own, and methods that get the row.
+        """Return an attribute of a row: by default the env's own, where methods are given the row.
 
         So `manager.call("render", "rgb_array")` calls `render(row, "rgb_array")` for each row.
 
         Raises:
-            AttributeError: there is none of this name.
+            AttributeError: there is no attribute of this name.
         """
         value = getattr(self, name)
         if not isinstance(value, MethodType):
@@ -131,7 +133,7 @@ class BatchedEnv(ABC):
         """Set an attribute of a row.
 
         Raises:
-            EnvAttributeError: the rows of this env have none of their own (the default).
+            EnvAttributeError: the rows of this env have no attributes of their own (the default).
         """
         raise EnvAttributeError(
             f"{name!r} cannot be set on row {row} of {type(self).__name__}: its rows share one "
@@ -140,10 +142,10 @@ class BatchedEnv(ABC):
 
 
 class AsyncBatchedEnv(BatchedEnv):
-    """Rows whose steps and resets are begun, and end in an order of the env's own.
+    """A batched env whose rows begin steps and resets, and finish them in an order of its own.
 
-    Results come for `batch_size` rows at a time (see `BatchedEnvSpec`), and not before so many are
-    under way. Hence no row is reset by hand alone: others would have to be under way with it.
+    Results come for `batch_size` rows at a time (see `BatchedEnvSpec`), and not before that many
+    are under way. Hence no row is reset by hand alone: others would have to be under way with it.
     """
 
     resets_alone = False
@@ -163,21 +165,21 @@ class AsyncBatchedEnv(BatchedEnv):
 
     @abstractmethod
     def fill(self, rows: Sequence[int]) -> None:
-        """Have rows that are in no episode do anything that has a result."""
+        """Have rows that are in no episode do something that has a result."""
 
     @abstractmethod
     def receive(self) -> tuple[Sequence[int], Sequence[Any]]:
-        """Wait for the next results; return whose they are, and what `step` would return of these.
+        """Wait for the next results; return their rows, and what `step` would return for these.
 
-        Of a row whose episode was begun, the observation and the info count.
+        For a row whose episode has just begun, only the observation and the info count.
         """
 
     def may_begin(self, seeds: Mapping[int, int | None], *, others: bool) -> bool:
-        """Return whether the rows that somebody has asked to have reset can be; else they wait.
+        """Return whether the rows whose reset was requested can be reset now; if not, they wait.
 
         Args:
-            seeds: of those.
-            others: something is under way in other rows.
+            seeds: the seeds of these rows.
+            others: whether something is under way in other rows.
         """
         return True
 
@@ -198,11 +200,11 @@ class BatchRow(BaseEnv):
     """One row of a batched env, in the form of an env of its own.
 
     Args:
-        in_episode: of all rows of the env, 1 for those that take actions.
+        in_episode: an entry for each row of the env, 1 for those that take actions.
 
     Attributes:
-        first: what its next `reset` returns or raises; None has the row be reset then.
-        seeds: which of them its next reset is to use.
+        first: what its next `reset` returns or raises; if None, that `reset` resets the row.
+        seeds: the seeds of its episodes, which say what its next reset is to use.
     """
 
     def __init__(self, batched: BatchedEnv, row: int, in_episode: bytearray | None = None) -> None:
@@ -219,7 +221,7 @@ class BatchRow(BaseEnv):
 
     @property
     def is_in_episode(self) -> bool:
-        """Whether it takes actions."""
+        """Whether the row takes actions."""
         return bool(self._in_episode[self.row])
 
     @is_in_episode.setter
@@ -227,7 +229,7 @@ class BatchRow(BaseEnv):
         self._in_episode[self.row] = is_in_episode
 
     def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
-        """Give seeds to the next resets, as to a gymnasium env."""
+        """Seed the next resets, as for a gymnasium env."""
         self.seeds.begin(seed, dynamic_seed)
 
     def reset(self, **params: Any) -> Any:
@@ -256,14 +258,14 @@ def firsts_of(batched: BatchedEnv, result: Any, n_rows: int) -> list[First]:
     """Return what each row begins with, given what `reset` returned.
 
     Raises:
-        EnvContractError: it is something else.
+        EnvContractError: `reset` returned something else.
     """
     obs, infos = _parts(batched, "reset", result, ("obs",), n_rows)
     return [(one, dict(info)) for one, info in zip(obs, infos, strict=True)]
 
 
 def step_rows(batched: BatchedEnv, rows: Sequence[int], actions: Sequence[Any]) -> list[StepResult]:
-    """Step rows; return what it came to for each of them.
+    """Step rows and return the result of each of them.
 
     Raises:
         EnvContractError: the env returned something else.
@@ -272,10 +274,10 @@ def step_rows(batched: BatchedEnv, rows: Sequence[int], actions: Sequence[Any]) 
 
 
 def step_results_of(batched: BatchedEnv, result: Any, n_rows: int) -> list[StepResult]:
-    """Return what a step came to for each row, given what `step` returned.
+    """Return the result of a step for each row, given what `step` returned.
 
     Raises:
-        EnvContractError: it is something else.
+        EnvContractError: `step` returned something else.
     """
     names = ("obs", "rewards", "terminated", "truncated")
     parts = _parts(batched, "step", result, names, n_rows)
@@ -304,5 +306,5 @@ def _parts(
 
 
 def _numbers(part: Any) -> Any:
-    """Return a column of numbers as Python's own: it is read one by one."""
+    """Return a column of numbers as Python numbers, since they are read one by one."""
     return part.tolist() if isinstance(part, np.ndarray) and part.ndim == 1 else part

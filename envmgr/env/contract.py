@@ -16,7 +16,7 @@ class EnvContractError(TypeError):
 
 
 def describe(value: Any) -> str:
-    """Return what a value is, in a few words, for messages about what came instead."""
+    """Return what a value is, in a few words, for messages about an unexpected value."""
     if isinstance(value, (tuple, list)):
         parts = ", ".join(type(part).__name__ for part in value[:6])
         more = ", ..." if len(value) > 6 else ""
@@ -25,12 +25,12 @@ def describe(value: Any) -> str:
 
 
 def env_name(env: object) -> str:
-    """Return the name of an env's class, of the innermost one if it is wrapped."""
+    """Return the name of an env's class; if the env is wrapped, that of the innermost env."""
     return type(getattr(env, "unwrapped", env)).__name__
 
 
 async def awaited(value: Any) -> Any:
-    """Return a value, or what it gives when it is awaited, if it can be."""
+    """Return a value or, if it is awaitable, the result of awaiting it."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -43,7 +43,7 @@ def attribute(env: Any, name: str) -> Any:
 
 
 def takes(function: Any, *arguments: Any) -> bool:
-    """Return whether a function can be called with these arguments; True if nobody can tell."""
+    """Return whether a function can be called with these arguments; True if that is unknown."""
     if not callable(function):
         return False
     try:
@@ -60,7 +60,7 @@ def takes(function: Any, *arguments: Any) -> bool:
 def accepts(function: Any, name: str) -> bool | None:
     """Return whether a function takes a keyword argument of this name.
 
-    None if it takes all (`**kwargs`), or if nobody can tell.
+    None if it takes any keyword (`**kwargs`), or if that is unknown.
     """
     if not callable(function):
         return False
@@ -130,13 +130,13 @@ def _as_array(rewards: Any) -> Any:
 
 
 ENDING_GIVEN, TERMINATED, TRUNCATED = 1, 2, 4
-"""Bits of `ending` in a `StepResult`: the env says how episodes end, and how this one did."""
+"""Bits of `ending` in a `StepResult`: that the env says how episodes end, and how this one did."""
 
 StepResult = tuple[Any, Any, bool, int, Any]
-"""What a step gave, checked, in the form that costs least: `(obs, reward, done, ending, info)`.
+"""The checked result of a step in its cheapest form: `(obs, reward, done, ending, info)`.
 
-With `ending` 0 the info is the whole info of the timestep. Else the bools `terminated` and
-`truncated`, which `ending` holds, belong into it too, and the dict is the env's own.
+If `ending` is 0, `info` is the whole info of the timestep. Otherwise `info` is the env's own dict,
+and the bools `terminated` and `truncated`, which `ending` holds, belong to the timestep's info too.
 """
 
 
@@ -184,7 +184,7 @@ def timestep_of(step_result: StepResult) -> EnvTimestep:
 
 
 def info_of(ending: int, info: Any) -> Any:
-    """Return the info of a timestep: the env's, with `terminated` and `truncated` if it told."""
+    """Return the info of a timestep: the env's, with `terminated` and `truncated` if given."""
     if not ending:
         return info
     return {
@@ -198,7 +198,7 @@ def refuse_coroutine(result: Any, source: object, method: str) -> None:
     """Raise if a method that is not async has returned a coroutine.
 
     Raises:
-        EnvContractError: it has.
+        EnvContractError: the method has returned a coroutine.
     """
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):

@@ -34,7 +34,7 @@ def checked_frame(frame: Any) -> npt.NDArray[np.uint8]:
 def tile_images(
     images: Mapping[Any, Any] | Sequence[Any], columns: int | None = None
 ) -> npt.NDArray[Any]:
-    """Return several images as one, side by side in rows from left to right.
+    """Return several images as one, arranged in rows from left to right.
 
     Example:
         >>> import numpy as np
@@ -45,14 +45,14 @@ def tile_images(
 
     Args:
         images: arrays `(height, width, channels)` or `(height, width)` of one dtype, or a dict of
-            them, such as `manager.ready_imgs`, in its order. Smaller ones are filled up with zeros.
-        columns: how many are in a row; None: about as many as there are rows.
+            them, such as `manager.ready_imgs`, in its order. Smaller ones are padded with zeros.
+        columns: number of images in a row; None: about as many as there are rows.
 
     Returns:
         `(rows * height, columns * width, channels)`, or without channels.
 
     Raises:
-        ConfigError: there are none, or they are no such arrays.
+        ConfigError: there are no images, or they are not such arrays.
     """
     try:
         given: Any = read_dict(images).values() if isinstance(images, Mapping) else images
@@ -83,7 +83,7 @@ def tile_images(
 
 
 def write_png(path: str, frame: Any) -> None:
-    """Write a frame `(height, width, 3)` of uint8 as a PNG file, replacing the file at once.
+    """Write a frame `(height, width, 3)` of uint8 as a PNG file, replacing the file atomically.
 
     Raises:
         ValueError: the frame has another shape or dtype.

@@ -20,13 +20,13 @@ _CONVERTED_FROM = "converted_from"
 
 
 def convert_space(space: Any) -> spaces.Space[Any]:
-    """Return a gymnasium space as it is, and the equal of a space of the old `gym` package.
+    """Return a gymnasium space as it is, or the equivalent of a space of the old `gym` package.
 
     gym's Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple, Text and classes derived from them
-    are known by the names of their classes.
+    are recognised by the names of their classes.
 
     Raises:
-        EnvContractError: it is something else.
+        EnvContractError: `space` is something else.
     """
     if isinstance(space, spaces.Space):
         return space
@@ -42,7 +42,7 @@ def convert_space(space: Any) -> spaces.Space[Any]:
 
 
 def own_space(space: Any, gym_spaces: ModuleType) -> Any:
-    """Return a space in the package that the env's own comes from.
+    """Return a space as one of the package that the env's own space comes from.
 
     Args:
         space: what `convert_space` returned; other spaces stay as they are.

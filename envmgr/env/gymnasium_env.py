@@ -35,7 +35,8 @@ from envmgr.types import EnvTimestep
 def set_through_wrappers(env: Any, name: str, value: Any) -> None:
     """Set an attribute where it is defined, else on the env inside of all wrappers.
 
-    Not on the outermost wrapper, as gymnasium's `set_wrapper_attr`: the env would not see it.
+    Unlike gymnasium's `set_wrapper_attr`, this does not set it on the outermost wrapper, where the
+    env would not see it.
     """
     while isinstance(env, gymnasium.Wrapper) and not hasattr(env, name):
         env = env.env
@@ -46,21 +47,21 @@ def set_through_wrappers(env: Any, name: str, value: Any) -> None:
 
 
 class GymnasiumEnv(BaseEnv):
-    """Wraps a `gymnasium.Env`.
+    """A wrapper of a `gymnasium.Env`.
 
-    A space that it does not have is taken to be `gymnasium.Space()`, which any object is in.
+    A space that the env lacks is taken to be `gymnasium.Space()`, which contains any object.
     Timesteps have `done = terminated or truncated`, and both bools in a new info dict. Rewards that
     are one number become floats. Actions are converted to what the action space expects (one
     integer in any form to an int, arrays to Box's dtype).
 
     Args:
         env: the env, with its wrappers.
-        env_id: the manager's id for it; in the names of the files that it saves.
+        env_id: the manager's id for it, used in the names of the files that it saves.
 
     Attributes:
         env: the env inside.
-        reset_info: the info of the last reset; `{}` before.
-        pictures: what is saved of its episodes.
+        reset_info: the info of the last reset; `{}` before the first.
+        pictures: saves videos and last frames of its episodes.
         converted: returns an action in the form that the env inside expects.
 
     Raises:
@@ -79,7 +80,7 @@ class GymnasiumEnv(BaseEnv):
         """Take over the spaces of the env inside, as it has them now.
 
         Raises:
-            EnvContractError: as of the class.
+            EnvContractError: as for the class.
         """
         self.observation_space = self._space("observation_space")
         self.action_space = self._space("action_space")
@@ -90,7 +91,7 @@ class GymnasiumEnv(BaseEnv):
         """Seed the env at its next reset, and the action space (for `random_action`) now.
 
         Args:
-            seed: used exactly by the next reset; None takes a seed back that was not used yet.
+            seed: used as it is by the next reset; None withdraws a seed that was not used yet.
             dynamic_seed: what later resets do: None passes no seed, True one derived from
                 `SeedSequence((seed, episode))`, False the same seed each time.
 
@@ -120,14 +121,14 @@ class GymnasiumEnv(BaseEnv):
     def reset(self, **params: Any) -> Any:
         """Start an episode and return its first observation; the info is kept in `reset_info`.
 
-        The env is given a seed and options if there are such, and nothing else: its `reset` need
-        not take them.
+        The env is given a seed and options only if there are any, and nothing else: its `reset`
+        need not take them.
 
         Args:
             **params: become `options`.
 
         Raises:
-            EnvContractError: the env returned something else than `(obs, info)`, or does not take
+            EnvContractError: the env returned something other than `(obs, info)`, or does not take
                 the seed or the options.
         """
         return self.reset_with_info(params)[0]
@@ -136,7 +137,7 @@ class GymnasiumEnv(BaseEnv):
         """Start an episode as `reset` does; return its first observation and a copy of the info.
 
         Raises:
-            EnvContractError: as of `reset`.
+            EnvContractError: as for `reset`.
         """
         seed, arguments = self._seeds.due(), self._reset_arguments
         is_plain = seed is None and not params
@@ -148,7 +149,7 @@ class GymnasiumEnv(BaseEnv):
         return self._reset_arguments.of(self._seeds.due(), params)
 
     def reset_result_of(self, result: Any) -> tuple[Any, dict[str, Any]]:
-        """Return what `reset_with_info` does, of what the reset of the env inside returned."""
+        """Return what `reset_with_info` does, given what `reset` of the env inside returned."""
         if (
             not isinstance(result, (tuple, list))
             or len(result) != 2
@@ -167,15 +168,15 @@ class GymnasiumEnv(BaseEnv):
         """Take one action; see the class for what the timestep holds.
 
         Raises:
-            EnvContractError: the env returned something else than gymnasium's five values.
+            EnvContractError: the env returned something other than gymnasium's five values.
         """
         return timestep_of(self.step_result(action))
 
     def step_result(self, action: Any) -> StepResult:
-        """Take one action; as `step`, in the form that costs least.
+        """Take one action as `step` does; return the result in the cheapest form.
 
         Raises:
-            EnvContractError: the env returned something else than gymnasium's five values.
+            EnvContractError: the env returned something other than gymnasium's five values.
         """
         return self.step_result_of(self.env.step(self.converted(action)))
 
@@ -215,7 +216,7 @@ class GymnasiumEnv(BaseEnv):
         return f"{type(self).__name__}({self.env})"
 
     def render(self, mode: str | None = None) -> Any:
-        """Return what the env renders: in the render mode that it was built with.
+        """Return what the env renders, in the render mode that it was built with.
 
         Args:
             mode: the mode that the caller relies on; None for whatever the env gives. Envs of the
@@ -226,7 +227,7 @@ class GymnasiumEnv(BaseEnv):
 
         Raises:
             ConfigError: the env was built with another mode, or with none.
-            EnvContractError: in mode "rgb_array" it returned something else than an array.
+            EnvContractError: in mode "rgb_array" it returned something other than an array.
         """
         own = self.render_mode
         if isinstance(self.env, OldGymEnv):
@@ -247,8 +248,8 @@ class GymnasiumEnv(BaseEnv):
     def enable_save_replay(self, path: str) -> None:
         """Save a video of every episode from the next reset on, in the folder `path`.
 
-        Calling it again ends the recording and begins one in the new place. An env whose mode is
-        "rgb_array_list" gives its frames away: to the videos.
+        Calling it again ends the recording and begins one in the new folder. An env whose mode is
+        "rgb_array_list" gives each frame only once: here, to the videos.
 
         Raises:
             MissingDependencyError: PyAV is not installed.
@@ -289,9 +290,9 @@ class GymnasiumEnv(BaseEnv):
         return Space() if space is None else convert_space(space)
 
     def _reward_space(self) -> Space[Any]:
-        """The env's own reward_space; else a scalar within its reward_range, if it has one.
+        """Return the env's own reward_space; else a scalar within its reward_range, if it has one.
 
-        What cannot be read is any scalar: it informs and nothing depends on it.
+        If it cannot be read, return any scalar: this space only informs, nothing depends on it.
         """
         try:
             own = self._optional("reward_space")

@@ -40,8 +40,8 @@ def is_seeded_by_reset(obj: object) -> bool:
 def split_reset(result: Any, observation_space: Any) -> tuple[Any, dict[str, Any]]:
     """Return the observation and the info of what `reset` returned.
 
-    A tuple of two whose second is a dict is `(obs, info)`, unless the observation space is a Tuple
-    that contains it whole; anything else is an observation, with an empty info.
+    A tuple of two whose second element is a dict is `(obs, info)`, unless the observation space is
+    a Tuple that contains the whole tuple; anything else is an observation, with an empty info.
     """
     if not (type(result) is tuple and len(result) == 2 and isinstance(result[1], dict)):
         return result, {}
@@ -54,13 +54,14 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
     """An env of the old `gym` package, or a plain class written like one, as a `gymnasium.Env`.
 
     Where the env returns only `done`, truncated is what gym's TimeLimit says
-    (`info["TimeLimit.truncated"]`). The spaces stay as they are: those that the env has now.
+    (`info["TimeLimit.truncated"]`). The spaces are not converted: they are those that the env has
+    at the moment.
 
     Args:
         env: the env, with its wrappers.
 
     Attributes:
-        takes_options: its `reset` knows `options`; else they become its arguments.
+        takes_options: whether its `reset` takes `options`; if not, they become arguments of it.
     """
 
     def __init__(self, env: Any) -> None:
@@ -83,7 +84,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         return attribute(self.env, "action_space")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Reset the env; the options become its arguments where it does not know `options`."""
+        """Reset the env; if its `reset` does not take `options`, they become arguments of it."""
         result = self.env.reset(**self._arguments_of_reset(seed, options))
         return split_reset(result, self.observation_space)
 
@@ -100,7 +101,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         return arguments
 
     def step(self, action: Any) -> Any:
-        """Take one action and return gymnasium's five values; what is malformed stays as it is."""
+        """Take one action and return gymnasium's five values; a malformed result stays as it is."""
         return _five_values(self.env.step(action))
 
     def render(self, mode: str | None = None) -> Any:
@@ -110,7 +111,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         return self.env.render(mode=mode or "rgb_array")
 
     def close(self) -> Any:
-        """Close the env, if it has such a method; what that returns may have to be awaited."""
+        """Close the env, if it has such a method, whose result may have to be awaited."""
         method = getattr(self.env, "close", None)
         return method() if callable(method) else None
 
@@ -133,7 +134,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         return True
 
     def _reset_takes(self, name: str) -> bool:
-        # Wrappers hand keywords through; only the env itself shows whether it knows this one.
+        # Wrappers pass keywords through; only the env itself shows whether it takes this one.
         *wrappers, innermost = self._layers
         return accepts(innermost.reset, name) is True and all(
             accepts(wrapper.reset, name) is not False for wrapper in wrappers
@@ -149,7 +150,7 @@ def _five_values(result: Any) -> Any:
 
 
 class AsyncOldGymEnv(OldGymEnv):
-    """As `OldGymEnv`, of a plain class whose `reset` and `step` are coroutines.
+    """An `OldGymEnv` for a plain class whose `reset` and `step` are coroutines.
 
     Args:
         env: the env, without wrappers.
@@ -168,6 +169,6 @@ class AsyncOldGymEnv(OldGymEnv):
 
 
 def defines(layer: Any, name: str) -> bool:
-    """Return whether an attribute is an object's own, and not that of what it wraps."""
-    # hasattr would not do: gym's wrappers hand on every attribute of what they wrap.
+    """Return whether an attribute is an object's own, and not one of the env that it wraps."""
+    # hasattr would not do: gym's wrappers pass on every attribute of the env that they wrap.
     return name in getattr(layer, "__dict__", {}) or hasattr(type(layer), name)

@@ -1,4 +1,4 @@
-"""What is saved of the episodes of an env or of a vector env's rows: videos, and last frames."""
+"""Saves videos and last frames of the episodes of an env or of a vector env's rows."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ FRAME_MODES = ("rgb_array", "rgb_array_list")
 
 
 def fps_of(env: Any) -> Any:
-    """Return how many frames per second an env says that it has, whatever that may be."""
+    """Return the frames per second that an env states in its metadata, whatever value that is."""
     metadata = getattr(env, "metadata", None)
     return metadata.get("render_fps") if isinstance(metadata, Mapping) else None
 
 
 class EpisodePictures:
-    """Saves videos and last frames of one env's episodes, as far as that is enabled.
+    """A recorder that saves videos and last frames of one env's episodes, if these are enabled.
 
-    For envs of your own: call `begun` after each reset, `stepped` after each step, and `close`.
-    `GymnasiumEnv` and `VectorBatch` do.
+    In envs of your own, call `begun` after each reset, `stepped` after each step, and `close`.
+    `GymnasiumEnv` and `VectorBatch` do so themselves.
 
     Args:
-        env_id: in the names of the files.
+        env_id: the env_id in file names.
         fps: frames per second of videos.
 
     Attributes:
-        env_id: likewise.
-        fps: likewise, from the next video on.
+        env_id: the env_id in file names.
+        fps: frames per second, from the next video on.
     """
 
     def __init__(self, env_id: int = 0, fps: Any = None) -> None:
@@ -57,18 +57,18 @@ class EpisodePictures:
         self._n_figures = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EpisodePictures:
-        """Return itself: the copy of an env goes on with the same video."""
+        """Return itself: the copy of an env continues the same video."""
         return self
 
     def save_videos(self, folder: str) -> None:
-        """Save a video of each episode that begins from now on, in a folder that is made here.
+        """Save a video of each episode that begins from now on; the folder is created if needed.
 
-        They are `<folder>/env_<env_id>-episode_<number>.mp4`, numbered on from those that are there
-        of this env_id. One that is being made is finished first.
+        Videos are named `<folder>/env_<env_id>-episode_<number>.mp4`; the numbers continue from
+        those that are already there for this env_id. A video in progress is finished first.
 
         Raises:
             MissingDependencyError: PyAV is not installed.
-            OSError: the folder cannot be made.
+            OSError: the folder cannot be created.
         """
         import_av()
         self._finish()
@@ -77,7 +77,7 @@ class EpisodePictures:
         self._folder, self._next = folder, next_number(folder, self._stem)
 
     def serve(self, env_id: int) -> None:
-        """Go on as another env_id: also the video of an episode of which no step was taken yet."""
+        """Continue as another env_id, even the video of an episode that has had no step yet."""
         if self._has_stepped:
             self._finish()
         self.env_id = env_id
@@ -88,17 +88,17 @@ class EpisodePictures:
         """Save the last frame of each episode as `<folder>/env_<env_id>-<unique>-<number>.png`.
 
         Raises:
-            OSError: the folder cannot be made.
+            OSError: the folder cannot be created.
         """
         os.makedirs(folder, exist_ok=True)
         self._figure_folder = folder
 
     def begun(self, frame: Callable[[], Any]) -> None:
-        """An episode has begun.
+        """Note that an episode has begun.
 
         Args:
-            frame: returns the present frame, `(height, width, 3)` of uint8, or a list that ends
-                with it; called if it is needed.
+            frame: returns the current frame, `(height, width, 3)` of uint8, or a list that ends
+                with it; called only if the frame is needed.
         """
         self._finish()
         self._has_stepped = False
@@ -106,11 +106,11 @@ class EpisodePictures:
             self._write(frame, self._folder)
 
     def stepped(self, frame: Callable[[], Any] | None, *, ended: bool) -> None:
-        """A step was taken.
+        """Note that a step was taken.
 
         Args:
-            frame: as in `begun`; None if the env shows the next episode already.
-            ended: whether it was the last of its episode.
+            frame: as in `begun`; None if the env already shows the next episode.
+            ended: whether the step was the last of its episode.
         """
         self._has_stepped = True
         wants_figure = ended and self._figure_folder is not None
@@ -158,7 +158,7 @@ class EpisodePictures:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """A disk that is full is no failure of the env."""
+        """Discard the video with a warning: a full disk is not a failure of the env."""
         video, self._video = self._video, None
         if video is not None:
             video.discard()
@@ -173,14 +173,14 @@ def last_of(rendered: Any) -> Any:
 
 
 def film(env: Any, pictures: EpisodePictures, frame: Callable[[], Any]) -> None:
-    """Have each reset and step of a gymnasium env be seen by `pictures`.
+    """Have `pictures` notified of each reset and step of a gymnasium env.
 
-    The env stays the object that it is: those that take its steps hold on to it.
+    The env remains the same object, since the code that takes its steps holds on to that object.
 
     Args:
         env: the outermost wrapper.
-        pictures: told of them.
-        frame: returns the present frame.
+        pictures: notified of the resets and steps.
+        frame: returns the current frame.
     """
     if not is_filmed(env.step):
         filmed = _Filmed(env, pictures, frame)
@@ -188,12 +188,12 @@ def film(env: Any, pictures: EpisodePictures, frame: Callable[[], Any]) -> None:
 
 
 def is_filmed(method: Any) -> bool:
-    """Tell whether an attribute of an env is what `film` has put there."""
+    """Return whether an attribute of an env is one that `film` has put there."""
     return isinstance(getattr(method, "__self__", None), _Filmed)
 
 
 class _Filmed:
-    """The `reset` and `step` of an env, and what is done after them."""
+    """The `reset` and `step` of an env, which notify its `EpisodePictures` afterwards."""
 
     def __init__(self, env: Any, pictures: EpisodePictures, frame: Callable[[], Any]) -> None:
         self._reset, self._step = env.reset, env.step
@@ -214,13 +214,13 @@ class _Filmed:
 
 
 class RowPictures:
-    """The pictures of those rows of a vector env of which any are saved.
+    """The pictures of a vector env's rows, for those rows of which any are saved.
 
     Args:
         env: the vector env; its `render` gives a frame of each row.
 
     Attributes:
-        rows: the pictures of each of them.
+        rows: the pictures of each of these rows.
     """
 
     def __init__(self, env: Any) -> None:
@@ -228,7 +228,7 @@ class RowPictures:
         self.rows: dict[int, EpisodePictures] = {}
 
     def of(self, row: int, env_id: int) -> EpisodePictures:
-        """Return the pictures of a row, from now on.
+        """Return the pictures of a row, which are notified of its episodes from now on.
 
         Raises:
             ConfigError: the env gives no frames.
@@ -242,18 +242,18 @@ class RowPictures:
         return self.rows.setdefault(row, EpisodePictures(env_id, fps_of(self._env)))
 
     def begun(self, rows: Sequence[int]) -> None:
-        """Episodes of rows have begun."""
+        """Note that episodes of rows have begun."""
         frames = self._frames()
         for row in self.rows.keys() & set(rows):
             self.rows[row].begun(functools.partial(frames, row))
 
     def stepped(self, rows: Sequence[int], ended: Collection[int], *, shows_next: bool) -> None:
-        """Rows have taken a step.
+        """Note that rows have taken a step.
 
         Args:
-            rows: which.
-            ended: those of all whose episodes ended with it.
-            shows_next: of these the env shows the next episode already.
+            rows: the rows that took it.
+            ended: those of all rows whose episodes ended with it.
+            shows_next: whether the env already shows the next episode of the rows in `ended`.
         """
         frames = self._frames()
         for row in self.rows.keys() & set(rows):
@@ -262,13 +262,13 @@ class RowPictures:
             self.rows[row].stepped(frame, ended=row in ended)
 
     def leave(self, row: int) -> None:
-        """A row takes no part any more."""
+        """Note that a row no longer takes part."""
         pictures = self.rows.pop(row, None)
         if pictures is not None:
             pictures.close()
 
     def _frames(self) -> Callable[[int], Any]:
-        """Return what gives the frame of a row; all are rendered once, if any is asked for."""
+        """Return a function from row to frame; it renders all rows once, if any is asked for."""
         render = functools.cache(self._env.render)
 
         def frame_of(row: int) -> Any:

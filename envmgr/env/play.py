@@ -1,4 +1,4 @@
-"""Random steps in an env that is tried out: legal ones, also in one that fails now and then."""
+"""Random legal steps in an env that is tried out, even in one that fails now and then."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from envmgr.spaces.legal import legal_sample, mask_in
 from envmgr.types import EnvTimestep
 
 PATIENCE = 3
-"""An env that fails so often in a row, without a sound step in between, does not work."""
+"""An env that fails this often in a row, without a good step in between, does not work."""
 
 
 class RandomPlay:
-    """Takes random steps in one env.
+    """A player that takes random steps in one env.
 
     Where observations or infos have an `action_mask`, legal actions are drawn. A step that raises
-    ends the episode, as it does in a manager, and is counted; a reset that does is tried again.
+    ends the episode, as it does in a manager, and is counted; a reset that raises is tried again.
 
     Args:
-        env: as `adapt.as_base_env` returns it.
-        action_space: where actions come from; None: its own.
-        forgives: go on after a failure, unless it works no more; else what it raises is raised.
+        env: the env, as `adapt.as_base_env` returns it.
+        action_space: the space that actions are drawn from; None: the env's own.
+        forgives: whether to go on after a failure, unless the env does not work any more; if not,
+            what the env raises is raised.
 
     Attributes:
         n_steps: steps that were tried.
         n_failed: steps and resets that raised.
-        failure: what the first of them raised, and where, as lines; empty if none did.
+        failure: what the first of these raised, and where, as lines; empty if none did.
     """
 
     def __init__(self, env: Any, action_space: Any = None, *, forgives: bool = True) -> None:
@@ -47,14 +48,14 @@ class RandomPlay:
 
     @property
     def is_free(self) -> bool:
-        """Whether actions may be drawn ahead: they do not depend on where the env is."""
+        """Whether actions may be drawn ahead, as they do not depend on where the env is."""
         return self._is_plain and self._mask is None
 
     def reset(self, params: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the env and return the observation and the reset's info.
 
         Raises:
-            Exception: whatever the env raises, again and again.
+            Exception: whatever the env raises, if it fails again and again.
         """
         while True:
             try:
@@ -66,17 +67,17 @@ class RandomPlay:
                 return self._obs, info
 
     def action(self) -> Any:
-        """Return a random action, a legal one."""
+        """Return a random legal action."""
         return self._sample() if self.is_free else self._drawn()
 
     def _drawn(self) -> Any:
         return legal_sample(self._action_space, self._mask) if self._is_plain else self._sample()
 
     def step(self, action: Any) -> EnvTimestep:
-        """Take a step; one that raises gives the end of the episode, and the last observation.
+        """Take a step; one that raises ends the episode, and gives the last observation again.
 
         Raises:
-            Exception: whatever the env raises, again and again.
+            Exception: whatever the env raises, if it fails again and again.
         """
         self.n_steps += 1
         try:

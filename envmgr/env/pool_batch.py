@@ -1,4 +1,4 @@
-"""An EnvPool of PyPI's `envpool` as a batched env, stepped as a whole or some of its rows."""
+"""An EnvPool of PyPI's `envpool` as a batched env, of which all or some rows are stepped."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _SEEDED_ALONE = (
 class PoolBatch(BatchedEnv):
     """A pool of envs whose `step` and `reset` take any of its rows.
 
-    A pool takes its seeds when it is made: for others a new one is made, which takes the reset of
-    all rows. Episodes begin by `reset` of the row, not by the pool's own reset with the next step.
+    A pool takes its seeds when it is made: other seeds need a new pool, and a reset of all rows.
+    Episodes begin with a `reset` of the row, not with the pool's own reset in the next step.
 
     Args:
         make: makes a pool in gymnasium's form, given `seed`: an int, or a list of one for each row.
-        seed: of the first pool.
+        seed: the seed of the first pool.
         infos: which infos rows are given; None: all but the pool's own.
 
     Attributes:
-        pool: the present one.
-        num_envs: how many rows it has.
+        pool: the current pool.
+        num_envs: the number of its rows.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PoolBatch(BatchedEnv):
         """Begin an episode in some rows.
 
         Raises:
-            EnvContractError: they are to have params, or other seeds than the other rows allow.
+            EnvContractError: they were given params, or seeds that the other rows do not allow.
         """
         if any(params):
             raise EnvContractError("an EnvPool takes no reset params: leave them {}")
@@ -86,7 +86,7 @@ class PoolBatch(BatchedEnv):
         return each, None if told is None else [told[k] for k in order]
 
     def _seed(self, rows: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Have a pool with these seeds, a new one if need be."""
+        """Ensure that the pool has these seeds, by making a new one if need be."""
         wanted = dict(zip(rows, seeds, strict=True))
         fits = all(seed in (None, self._seeds[row]) for row, seed in wanted.items())
         if fits and (self._is_fresh or len(rows) < self.num_envs):
@@ -96,7 +96,7 @@ class PoolBatch(BatchedEnv):
         self._remake(wanted)
 
     def _remake(self, wanted: Mapping[int, int | None]) -> None:
-        """Make a pool with these seeds of rows; the others keep theirs."""
+        """Make a pool with these seeds for rows; the other rows keep theirs."""
         known = enumerate(self._seeds)
         self._seeds = [old if (seed := wanted.get(i)) is None else seed for i, old in known]
         self.pool.close()
@@ -119,7 +119,7 @@ class PoolBatch(BatchedEnv):
         return obs, rewards[order], terminated[order], truncated[order], listed
 
     def _order(self, rows: Sequence[int], infos: Mapping[str, Any]) -> list[int]:
-        """Return where the entry of each row is in what the pool gave."""
+        """Return the position of each row's entry in the pool's results."""
         given = infos["env_id"].tolist()
         if given == list(rows):
             return list(range(len(given)))
@@ -146,8 +146,8 @@ class PoolBatch(BatchedEnv):
 class AsyncPoolBatch(PoolBatch, AsyncBatchedEnv):
     """A pool in its asynchronous mode: `batch_size` below the number of its envs.
 
-    Rows are begun and stepped as they are asked for; `receive` gives those that are done first. A
-    pool with other seeds is made when the resets of all rows are asked for and none is under way.
+    Rows are begun and stepped as requested; `receive` returns those that are done first. A pool
+    with other seeds is made when the resets of all rows are requested and none is under way.
     """
 
     def __init__(
@@ -166,18 +166,18 @@ class AsyncPoolBatch(PoolBatch, AsyncBatchedEnv):
     step = AsyncBatchedEnv.step
 
     def leave(self, row: int) -> None:
-        """A row takes no part any more."""
+        """Note that a row no longer takes part."""
         self._left.add(row)
 
     def may_begin(self, seeds: Mapping[int, int | None], *, others: bool) -> bool:
-        """Return whether rows can be reset now: not some of them with other seeds."""
+        """Return whether rows can be reset now: other seeds are possible only for all rows."""
         return self._are_its_own(seeds) or (self._are_all(seeds) and not others)
 
     def _are_all(self, rows: Iterable[int]) -> bool:
         return len(self._left.union(rows)) == self.num_envs
 
     def _are_its_own(self, seeds: Mapping[int, int | None]) -> bool:
-        """Whether the pool has been made with these seeds, and not used them."""
+        """Return whether the pool was made with these seeds and has not used them yet."""
         unused = self._unused
         return all(s is None or (s == self._seeds[i] and i in unused) for i, s in seeds.items())
 

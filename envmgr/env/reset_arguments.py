@@ -1,7 +1,7 @@
 """What the `reset` of an env is called with: what was asked for, as far as the env takes it.
 
-gymnasium's interface has `reset(seed=None, options=None)`, and many envs have less. The loops of
-most trainers pass what was asked for and nothing else, so such envs run there.
+gymnasium's interface has `reset(seed=None, options=None)`, but many envs take less. The loops of
+most trainers pass only what was asked for, so such envs run there.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class ResetArguments:
         """Return the arguments for a reset.
 
         Args:
-            seed: None for none. An env whose reset takes no seed and that has a method `seed` is
-                seeded by that, now.
-            options: None for none.
+            seed: the seed; None for none. An env whose `reset` takes no seed, but that has a method
+                `seed`, is seeded by that method at once.
+            options: the options; None for none.
 
         Raises:
             EnvContractError: the env takes no seed, or no options, and was given some.
@@ -76,12 +76,12 @@ class ResetArguments:
 
 
 def _takes(resets: Sequence[Any], name: str) -> bool:
-    """Return whether an argument gets through all layers, or may."""
+    """Return whether an argument gets, or may get, through all layers."""
     return all(accepts(reset, name) is not False for reset in resets)
 
 
 def _requires(resets: Sequence[Any], name: str) -> bool:
-    """Return whether an argument has to be there: the first layer that names it tells."""
+    """Return whether an argument is required, according to the first layer that names it."""
     reset = next((reset for reset in resets if accepts(reset, name)), None)
     if reset is None:
         return False

@@ -35,7 +35,7 @@ class EpisodeSeeds:
 
     @property
     def are_used_up(self) -> bool:
-        """Whether no reset uses one before others are given."""
+        """Whether no reset uses a seed until new ones are given."""
         return self._seed is None or (self._episode > 0 and self._dynamic_seed is None)
 
     def due(self) -> int | None:

@@ -1,10 +1,11 @@
-"""The whole state of an env as bytes: taken from it, and put into it or into one built alike.
+"""The whole state of an env as bytes, to be put back into it or into one built the same way.
 
-An env consists of layers: what the factory built, and what that wraps. The innermost of them, or
-the first that can, gives its state itself, by one of `PAIRS`; else its attributes are copied, if
-that is allowed. Of the layers around it the attributes are copied: the counter of a `TimeLimit`,
-the frames of a stack. Layers stay the objects that they are; only what they hold is replaced.
-How an env renders, and what is recorded of it, is no state: an env keeps what it was built with.
+An env consists of layers: the object that the factory built, and the envs that it wraps. The first
+layer from the outside that has one of the method pairs in `PAIRS`, usually the innermost, gives its
+state itself. If no layer has one, the attributes of the innermost are copied, if that is allowed.
+Of the layers around it, the attributes are copied, such as the counter of a `TimeLimit` or the
+frames of a stack. The layers remain the same objects; only what they hold is replaced. How an env
+renders, and what is recorded of it, is not state: an env keeps what it was built with.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ PAIRS = (
     ("clone_full_state", "restore_full_state"),  # of gym's Atari envs: with the generator
     ("clone_state", "restore_state"),  # of ALE's
 )
-"""Methods by which an env gives and takes its state, the first that it has."""
+"""Pairs of methods by which an env gives and takes its state; the first that it has is used."""
 
 _WITH_A_PAIR = ("_np_random", "_np_random_seed", "action_space")
-"""What a gymnasium env has beside what its pair is about."""
+"""Attributes of a gymnasium env that are copied besides what its pair of methods covers."""
 
 _CHOSEN: dict[type, tuple[str, ...]] = {
     GymnasiumEnv: ("reset_info", "action_space", "_seeds"),
     OldGymEnv: (),
     AgentsEnv: (*_WITH_A_PAIR, "living", "_actions", "_shown"),
 }
-"""Attributes of our own layers that are state; of other layers all are."""
+"""Attributes of envmgr's own layers that are state; of other layers, all attributes are."""
 
 
 class NoStateError(TypeError):
@@ -52,7 +53,7 @@ class NoStateError(TypeError):
 
 
 class _Body(NamedTuple):
-    """What is pickled: the attributes of the layers, and what the innermost gave itself."""
+    """The pickled part: the attributes of the layers, and the state that one layer gave itself."""
 
     attributes: Sequence[dict[str, Any]]
     given: Any
@@ -62,13 +63,13 @@ class _Layers:
     """The layers of an env.
 
     Args:
-        env: in the form that `adapt` runs.
+        env: the env, in the form that `adapt` runs.
 
     Attributes:
-        copied: those whose attributes are state, outermost first.
-        source: gives its state itself; None if nothing does.
-        pair: the names of its methods.
-        chain: all of them.
+        copied: the layers whose attributes are state, outermost first.
+        source: the layer that gives its state itself; None if no layer does.
+        pair: the names of the two methods by which the source does so; None without a source.
+        chain: all layers, outermost first.
     """
 
     def __init__(self, env: Any) -> None:
@@ -90,7 +91,7 @@ class _Layers:
 
     @property
     def names(self) -> list[str]:
-        """What tells an env from one that was built otherwise."""
+        """The class names of all layers, which tell an env from one that was built differently."""
         return [type(layer).__qualname__ for layer in self.chain]
 
     def attributes(self) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ class _Layers:
         return found
 
     def replace(self, attributes: Sequence[dict[str, Any]]) -> None:
-        """Give each layer the attributes that it had."""
+        """Restore the attributes that each layer had."""
         for layer, values in zip(self.copied, attributes, strict=False):
             kept = {n: v for n, v in vars(layer).items() if not _is_state(n, v)}
             if _names_in(layer) is None:
@@ -149,14 +150,14 @@ def _pair_of(kind: type) -> tuple[str, str] | None:
 
 
 def refuse(env: Any, *, copies: bool) -> None:
-    """Refuse an env whose state cannot be taken, as far as can be told without taking it.
+    """Refuse an env whose state cannot be taken, as far as this can be told without taking it.
 
     Args:
-        env: in the form that `adapt` runs.
+        env: the env, in the form that `adapt` runs.
         copies: whether the attributes of an env that gives no state itself may be copied.
 
     Raises:
-        NoStateError: there is no way to take it.
+        NoStateError: there is no way to take the state.
     """
     if isinstance(env, BatchRow):
         raise NoStateError(
@@ -181,12 +182,12 @@ def take(env: Any, *, copies: bool) -> bytes:
     """Return the state of an env.
 
     Args:
-        env: in the form that `adapt` runs.
+        env: the env, in the form that `adapt` runs.
         copies: as for `refuse`.
 
     Raises:
-        NoStateError: it cannot be taken.
-        Exception: what the env's own method raises.
+        NoStateError: the state cannot be taken.
+        Exception: whatever the env's own method raises.
     """
     refuse(env, copies=copies)
     layers = _Layers(env)
@@ -208,12 +209,12 @@ def put(env: Any, state: bytes) -> None:
     """Put a state into an env.
 
     Args:
-        env: in the form that `adapt` runs.
-        state: as `take` returned it, of this env or of one that was built alike.
+        env: the env, in the form that `adapt` runs.
+        state: a state of this env, or of one that was built the same way, as `take` returned it.
 
     Raises:
         NoStateError: it is the state of another kind of env; nothing was changed.
-        Exception: what the env's own method raises.
+        Exception: whatever the env's own method raises.
     """
     layers = _Layers(env)
     file = io.BytesIO(state)
@@ -246,7 +247,7 @@ def _pickled(value: Any, layers: _Layers) -> bytes:
 def _unpicklable(
     attributes: Sequence[dict[str, Any]], given: Any, layers: _Layers, error: Exception
 ) -> NoStateError:
-    """Say what of an env's state cannot be pickled."""
+    """Return an error that says which part of an env's state cannot be pickled."""
     owners = [*layers.copied, layers.source]
     for owner, values in zip(owners, attributes, strict=False):
         for name, value in values.items():
@@ -261,7 +262,7 @@ def _unpicklable(
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what layers hold, but not the layers, nor classes of a script."""
+    """A pickler of what layers hold, but not of the layers, nor of classes of a script."""
 
     def __init__(self, file: io.BytesIO, layers: _Layers) -> None:
         super().__init__(file, protocol=5)
@@ -285,7 +286,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds the layers, and classes of a script, in the env that is there."""
+    """An unpickler that finds the layers, and classes of a script, in the env at hand."""
 
     def __init__(self, file: io.BytesIO, layers: _Layers) -> None:
         super().__init__(file)

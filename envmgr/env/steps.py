@@ -21,9 +21,9 @@ from envmgr.types import EnvTimestep
 def step_env(env: Any, action: Any) -> EnvTimestep:
     """Take one action and return the timestep.
 
-    Accepted are an `EnvTimestep`; anything else with `obs`, `reward`, `done` and `info`, such as
-    DI-engine's timesteps (further fields of a named tuple are put into the info); a tuple of these
-    four; and gymnasium's five values.
+    The env may return an `EnvTimestep`; anything else with `obs`, `reward`, `done` and `info`, such
+    as DI-engine's timesteps (further fields of a named tuple are put into the info); a tuple of
+    these four; or gymnasium's five values.
 
     Raises:
         EnvContractError: the env returned something else; the message says what.
@@ -49,10 +49,11 @@ class StepInTwo(NamedTuple):
     """How an env takes an action: `step_env` in two halves.
 
     Attributes:
-        env: whose own `step` is run.
-        step_result_of: makes a `StepResult` of what that returned, checked as `step_env` does.
-        gives_five: it returns gymnasium's five values, and the results say how episodes end; else
-            mostly a named tuple with the fields of an `EnvTimestep`.
+        env: the env whose own `step` is called.
+        step_result_of: makes a `StepResult` of what this `step` returned, checked as in `step_env`.
+        gives_five: whether this `step` returns gymnasium's five values, so that results say how
+            episodes end; if not, it mostly returns a named tuple with the fields of an
+            `EnvTimestep`.
     """
 
     env: Any

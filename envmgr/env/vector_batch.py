@@ -28,7 +28,7 @@ from envmgr.env.vector_infos import RowInfos
 from envmgr.spaces import codec_of, indexed
 
 _ANY = -1
-"""A seed that is equal to all others."""
+"""A seed that counts as equal to every other seed."""
 
 _FINAL = frozenset(("final_obs", "_final_obs", "final_info", "_final_info"))
 
@@ -36,24 +36,24 @@ _FINAL = frozenset(("final_obs", "_final_obs", "final_info", "_final_info"))
 class VectorBatch(BatchedEnv):
     """A vector env whose rows have env_ids, episodes and resets of their own.
 
-    Episodes begin as the env begins them. What it takes to reset some rows and not the others is
-    `options["reset_mask"]`, which gymnasium's own vector envs know, and those without autoreset;
-    others ignore it and reset all rows, so it has to be said of them (`partial_resets`). Without it
-    rows are reset by hand only all together. An env that does not say when it begins episodes is
-    refused, and so are a version of gymnasium that does not know of that, and an env that gives the
-    results of some of its rows at a time (`batch_size`).
+    Episodes begin when the env begins them. Resetting some rows and not the others requires
+    `options["reset_mask"]`, which gymnasium's own vector envs support, and so do envs without
+    autoreset. Other envs ignore it and reset all rows, so you have to say if one supports it
+    (`partial_resets`). Without it, rows can be reset by hand only all together. An env that does
+    not say when it begins episodes is refused, and so are a version of gymnasium without that
+    setting, and an env that gives the results of only some of its rows at a time (`batch_size`).
 
     Args:
         env: the vector env.
-        autoreset_mode: in place of `env.metadata["autoreset_mode"]`.
-        partial_resets: whether `reset` knows `reset_mask`; None: if that is known of the env.
-        at_once: do not wait for a next step: reset a row whose episode has ended by its mask, at
-            once. Needs `partial_resets`; for envs in the mode NEXT_STEP.
+        autoreset_mode: used in place of `env.metadata["autoreset_mode"]`.
+        partial_resets: whether `reset` supports `reset_mask`; None: only if the env is known to.
+        at_once: whether a row is reset, by its mask, as soon as its episode has ended, without
+            waiting for a next step. Needs `partial_resets`; for envs in the mode NEXT_STEP.
 
     Attributes:
         env: the vector env.
-        num_envs: how many rows it has.
-        mode: when it begins episodes.
+        num_envs: the number of its rows.
+        mode: when the env begins episodes.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class VectorBatch(BatchedEnv):
             layout is not None and type(layout.skeleton) is int for layout in layouts
         ]
         self._all = list(range(self.num_envs))
-        # What rows begin with that are to be reset: it has been done by a step, or with others.
+        # First observations and infos of rows that are still to be reset, as a step or the reset of
+        # other rows has already begun their next episodes.
         self._first: dict[int, First] = {}
         self._seeds: dict[int, int | None] = {}
         self._was_reset = False
@@ -100,7 +101,7 @@ class VectorBatch(BatchedEnv):
     # -- resets -----------------------------------------------------------------------------
 
     def resettable(self, asked: Mapping[int, bool], *, others: bool) -> Sequence[int]:
-        """Return the rows that need not wait: for a step, or for others to be asked for."""
+        """Return the rows that need not wait for a step, or for more rows to be reset."""
         if not others and not (self.resets_alone and any(asked.values())):
             return list(asked)
         return [
@@ -110,7 +111,7 @@ class VectorBatch(BatchedEnv):
         ]
 
     def leave(self, row: int) -> None:
-        """A row takes no part any more."""
+        """Note that a row no longer takes part."""
         self._in_episode[row] = False
         self._pictures.leave(row)
 
@@ -161,7 +162,7 @@ class VectorBatch(BatchedEnv):
     def _begin_all(
         self, due: list[tuple[int, int | None, dict[str, Any]]], params: dict[str, Any]
     ) -> None:
-        """Reset the whole env; rows that were not asked for may be, before the next step."""
+        """Reset the whole env; rows not asked for now may still be, before the next step."""
         seeds = {row: seed for row, seed, _ in due}
         first = due[0][0]
         base = None if due[0][1] is None else due[0][1] - first
@@ -192,7 +193,7 @@ class VectorBatch(BatchedEnv):
         self._keep(result, rows)
 
     def _seeds_of(self, rows: Sequence[int], seeds: Mapping[int, int | None]) -> Any:
-        """Return the seeds of rows in the form that the env takes; one for all if it takes one."""
+        """Return rows' seeds in the form that the env takes; a single one if it takes only one."""
         given = [seeds.get(row) for row in rows]
         if all(seed is None for seed in given):
             return None
@@ -207,7 +208,7 @@ class VectorBatch(BatchedEnv):
         return next(seed for seed in given if seed is not None)
 
     def _keep(self, result: Any, rows: Sequence[int]) -> None:
-        """Keep what rows begin with."""
+        """Keep the first observations and infos of rows."""
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise EnvContractError(
                 f"reset of {env_name(self.env)} should return (obs, infos) as gymnasium's vector "
@@ -224,7 +225,7 @@ class VectorBatch(BatchedEnv):
     # -- steps ------------------------------------------------------------------------------
 
     def step(self, rows: Sequence[int], actions: Any) -> Sequence[Any]:
-        """Take one action in each of some rows; the others take any."""
+        """Take one action in each of some rows; the others take an arbitrary one."""
         if len(rows) == self.num_envs:
             given = actions if self._action_is_array else self._concatenated(list(actions))
             return self._step(rows, given)
@@ -239,14 +240,14 @@ class VectorBatch(BatchedEnv):
         return obs, rewards[some], terminated[some], truncated[some], infos
 
     def step_whole(self, rows: Any, actions: Any) -> Sequence[Any]:
-        """As `step`, in whole columns."""
+        """Do what `step` does, with an entry for every row."""
         every = np.empty(actions.shape, actions.dtype)
         every[...] = actions[rows[0]]
         every[rows] = actions[rows]
         return self._step(rows, every)
 
     def _step(self, rows: Sequence[int], actions: Any) -> Sequence[Any]:
-        """Take a step with an action for each row, of which some are meant."""
+        """Take a step with an action for every row of the env; only `rows` are meant to step."""
         if self.mode is AutoresetMode.DISABLED and 1 in self._ended.tobytes():
             self._begin_some([(row, None, {}) for row in self._ended.nonzero()[0].tolist()], {})
         if self._action_is_array:
@@ -280,7 +281,7 @@ class VectorBatch(BatchedEnv):
         return obs, rewards, terminated, truncated, told
 
     def _note_begun(self, begun: list[int], obs: Any, infos: Mapping[str, Any]) -> None:
-        """The step has begun the next episodes of rows: NEXT_STEP."""
+        """Keep the first observations of rows whose next episodes the step began (NEXT_STEP)."""
         begun = [row for row in begun if not self._in_episode[row]]
         told: Any = RowInfos(infos, begun, self.num_envs) if infos else [{}] * len(begun)
         found = obs[begun] if self._obs_is_array else [own(obs[row]) for row in begun]
@@ -289,10 +290,10 @@ class VectorBatch(BatchedEnv):
     def _note_begun_anew(
         self, ended: list[int], obs: Any, infos: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        """The step has ended episodes of rows and begun the next ones: SAME_STEP.
+        """Keep the first observations of rows that the step has ended and begun anew (SAME_STEP).
 
         Returns:
-            The observations and infos of what has ended.
+            The step's observations and infos, with those of the ended episodes for these rows.
         """
         final = infos.get("final_obs")
         if final is None:
@@ -332,9 +333,9 @@ class VectorBatch(BatchedEnv):
         self.env.close()
 
     def attribute(self, row: int, name: str) -> Any:
-        """Return an attribute of the env of a row, if rows are envs; else of the vector env.
+        """Return an attribute of a row's env if rows are separate envs, else of the vector env.
 
-        `render` is the row's part of what the env renders, and pictures are saved of the row.
+        `render` returns the row's part of what the env renders, and saved pictures show the row.
         """
         if name in ("observation_space", "action_space", "reward_space", "metadata"):
             return getattr(self, name)
@@ -347,10 +348,10 @@ class VectorBatch(BatchedEnv):
         return getattr(self.env, name) if env is None else env.get_wrapper_attr(name)
 
     def set_attribute(self, row: int, name: str, value: Any) -> None:
-        """Set an attribute of the env of a row, if rows are envs.
+        """Set an attribute of a row's env, if rows are separate envs.
 
         Raises:
-            EnvAttributeError: they are not.
+            EnvAttributeError: rows are not separate envs.
         """
         env = self._env_of(row)
         if env is None:

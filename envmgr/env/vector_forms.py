@@ -1,4 +1,4 @@
-"""What vector envs say of themselves, and in which forms they take and give things."""
+"""What vector envs say about themselves, and the forms in which they take and give values."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from envmgr.spaces import leafwise
 
 
 def is_vector_env(built: Any) -> bool:
-    """Whether something is a vector env, or looks like one."""
+    """Return whether something is a vector env, or looks like one."""
     return isinstance(built, gymnasium.vector.VectorEnv) or (
         hasattr(built, "single_observation_space") and hasattr(built, "num_envs")
     )
 
 
 def mode_of(env: Any, metadata: Mapping[str, Any], given: Any) -> AutoresetMode:
-    """Return when an env begins episodes: as was given, or as it says itself.
+    """Return when an env begins episodes: as given or, if `given` is None, as it says itself.
 
     Raises:
-        EnvContractError: it does not say.
+        EnvContractError: the env does not say.
     """
     found = metadata.get("autoreset_mode") if given is None else given
     try:
@@ -44,7 +44,7 @@ def check_form(env: Any) -> None:
     """Check that an env has what vector envs of gymnasium's kind have, and steps all its rows.
 
     Raises:
-        EnvContractError: it has not, or does not.
+        EnvContractError: it lacks something, or does not step all its rows.
     """
     missing = [name for name in _PARTS if attribute(env, name) is None]
     if missing:
@@ -67,7 +67,7 @@ def check_rows(env: Any, method: str, observations: Any, n_rows: int) -> None:
     """Check that there are observations of all rows.
 
     Raises:
-        EnvContractError: there are more, or less.
+        EnvContractError: there are more or fewer.
     """
     if len(observations) != n_rows:
         raise EnvContractError(
@@ -77,18 +77,18 @@ def check_rows(env: Any, method: str, observations: Any, n_rows: int) -> None:
 
 
 def is_of(env: Any, package: str) -> bool:
-    """Whether the class of an env, without wrappers, is from a package."""
+    """Return whether the class of an env, without wrappers, is from a package."""
     return type(getattr(env, "unwrapped", env)).__module__.partition(".")[0] == package
 
 
 def takes_lists(env: Any) -> bool:
-    """Whether an env takes a list of seeds."""
+    """Return whether an env takes a list of seeds."""
     kinds = (gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv)
     return isinstance(getattr(env, "unwrapped", env), kinds)
 
 
 def knows_reset_mask(env: Any) -> bool:
-    """Whether it is known of an env that it can reset some of its rows."""
+    """Return whether an env is known to be able to reset only some of its rows."""
     return takes_lists(env) or is_of(env, "ale_py")
 
 

@@ -10,20 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 NumberColumn = tuple[tuple[str, ...], npt.NDArray[Any], npt.NDArray[np.bool_] | None]
-"""The values that all rows of a vector env have for a key: its keys, from the outermost inwards;
-numbers (n,), which infos of single envs have as Python's, or arrays (n, *shape); and which of the
-rows have one, None for all of them."""
+"""The values that all rows of a vector env have for a key, as three parts: its keys, from the
+outermost inwards; the values, which are numbers (n,), Python's own in infos of single envs, or
+arrays (n, *shape); and a mask of the rows that have a value, None if all of them have one."""
 
 
 class RowInfos(Sequence[Mapping[str, Any]]):
-    """The infos of rows; made when one of them is asked for, which is before the env's next step.
+    """The infos of rows, made when one of them is asked for, which is before the env's next step.
 
     Args:
-        infos: as the vector env gave them.
-        rows: which rows, in this order.
-        num_envs: how many the env has.
+        infos: the infos, as the vector env gave them.
+        rows: the rows whose infos these are, in this order.
+        num_envs: how many rows the env has.
         hidden: keys that are not the rows' own.
-        instead: the infos of some rows, in place of theirs.
+        instead: infos of some rows, which replace those in `infos`.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class RowInfos(Sequence[Mapping[str, Any]]):
 
 
 _Columns = list[tuple[str, Any, list[bool] | None]]
-"""Keys, with what gives the value of a row, and which rows have one; None for all of them."""
+"""Keys, each with its values by row and a mask of the rows that have one; None if all have."""
 
 
 class _Whole:
-    """A value that is that of the whole env: of each row the same."""
+    """A value of the whole env, which is the same for each row."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -118,7 +118,7 @@ class _Nested:
 def _entries(
     infos: Mapping[str, Any], hidden: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Iterate over keys, with what is there for the rows, and the mask of those that have it."""
+    """Iterate over keys, each with its value and the mask of the rows that have one, or None."""
     for key, value in infos.items():
         if key not in hidden and not (key.startswith("_") and key[1:] in infos):
             yield key, value, infos.get(f"_{key}")
@@ -131,7 +131,7 @@ def _add_numbers(
     hidden: frozenset[str] = frozenset(),
     inside: tuple[str, ...] = (),
 ) -> bool:
-    """Add columns to those that were found; False if one of them is not of numbers."""
+    """Add columns to those in `found`; return False if one of them is not of numbers."""
     for key, value, mask in _entries(infos, hidden):
         present = None
         if mask is not None:
@@ -142,7 +142,7 @@ def _add_numbers(
                 present = None
         path = (*inside, key)
         if isinstance(value, Mapping):
-            # Which of the rows have an inner info that is empty could not be told.
+            # Columns could not tell which of the rows have an inner info that is empty.
             if present is not None or not value or len(path) > _MOST_DEPTH:
                 return False
             first = len(found)
@@ -162,7 +162,8 @@ def _add_numbers(
 
 
 _FEWEST_ROWS = 24
-"""Of five numbers each: 16 rows take 125 us one by one and 159 as columns, 32 take 182 and 162."""
+"""The fewest rows that are given as columns. With five numbers in each info, 16 rows take 125 us
+one by one and 159 us as columns; 32 rows take 182 us and 162 us."""
 
 _MOST_DEPTH = 8
 _LARGEST_NUMBER = 8
@@ -177,7 +178,7 @@ def _columns_of(
         if isinstance(value, Mapping):
             values = _Nested(_columns_of(value, num_envs))
         elif _has_rows(value, num_envs):
-            # Numbers as Python's, as envs of one's own give them.
+            # Python numbers, as single envs give them.
             values = value
             if isinstance(value, np.ndarray) and value.ndim == 1:
                 values = value.tolist()
@@ -186,7 +187,7 @@ def _columns_of(
 
 
 def _has_rows(value: Any, num_envs: int) -> bool:
-    """Whether a value has a part for each row; else it is one of all of them."""
+    """Return whether a value has a part for each row; if not, it is one value for all rows."""
     if isinstance(value, np.ndarray):
         return bool(value.ndim) and value.shape[0] == num_envs
     return isinstance(value, (list, tuple)) and len(value) == num_envs
@@ -204,7 +205,7 @@ _PLAIN = frozenset((int, float, bool, str, dict))
 
 
 def _own(value: Any) -> Any:
-    """Return a number as Python's, as envs of one's own give them, and an array as a copy."""
+    """Return a number as a Python number, as single envs give it, and an array as a copy."""
     if isinstance(value, np.ndarray):
         return value.copy()
     return value.item() if isinstance(value, (np.number, np.bool_)) else value

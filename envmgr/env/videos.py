@@ -1,8 +1,9 @@
-"""Videos of episodes, as MP4 files: whole under their names, or not there.
+"""Videos of episodes, as MP4 files that get their names only when they are complete.
 
 A video is written frame by frame into a file that ends in `.part`, locked for as long as its writer
-lives, and gets its name when it is complete. What a crash leaves behind is locked by nobody: so it
-is known, whoever else records into the same folder, and removed when recording begins there anew.
+lives, and gets its name when it is complete. A file that a crash leaves behind is locked by nobody.
+So it can be recognised, whoever else records into the same folder, and is removed when recording
+begins there again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NUMBERED = re.compile(r"-episode_(\d+)\.mp4$")
 
 
 def import_av() -> Any:
-    """Return PyAV, which carries its encoder.
+    """Return PyAV, which brings its own encoder.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -40,7 +41,7 @@ class Video:
     """A video that is being written.
 
     Args:
-        folder: where; it exists.
+        folder: the folder to write it into, which exists.
         fps: frames per second.
 
     Raises:
@@ -67,7 +68,7 @@ class Video:
         """Append a frame `(height, width, 3)` of uint8.
 
         Raises:
-            ValueError: it has another shape or dtype, or not the shape of those before.
+            ValueError: it has another shape or dtype, or not the shape of the frames before.
             OSError: it cannot be written.
         """
         image = checked_frame(frame)
@@ -75,7 +76,7 @@ class Video:
         if self._stream is None:
             self._shape = image.shape
             self._stream = self._container.add_stream("libx264", self._fps, options=_SETTINGS)
-            # H.264 has a colour for two by two pixels: an odd edge is left out.
+            # H.264 has one colour for two by two pixels, so an odd edge is left out.
             self._stream.width, self._stream.height = max(width & ~1, 2), max(height & ~1, 2)
             self._stream.pix_fmt = "yuv420p"
         if image.shape != self._shape:
@@ -94,13 +95,13 @@ class Video:
 
         Args:
             stem: what the name begins with.
-            first: the number to begin looking at.
+            first: the first number to try.
 
         Returns:
             The path `<folder>/<stem>-episode_<number>.mp4`, and the number.
 
         Raises:
-            OSError: it cannot be written; it is discarded.
+            OSError: the video cannot be written; it is discarded.
         """
         try:
             with self._as_os_errors():
@@ -117,7 +118,7 @@ class Video:
         raise AssertionError  # numbers do not end
 
     def discard(self) -> None:
-        """Let go of it; what was not finished is removed."""
+        """Close the video; if it was not finished, its file is removed."""
         with contextlib.suppress(Exception):  # it may be broken, or on a disk that is full
             self._container.close()
         with contextlib.suppress(OSError):
@@ -134,7 +135,7 @@ class Video:
 
 
 def next_number(folder: str, stem: str) -> int:
-    """Return the number after those of all videos in a folder whose names begin so."""
+    """Return the number after those of all videos in a folder whose names begin with `stem`."""
     numbers = (
         int(found[1])
         for name in _names(folder)
@@ -144,7 +145,7 @@ def next_number(folder: str, stem: str) -> int:
 
 
 def sweep(folders: Iterable[str]) -> None:
-    """Remove what videos were left incomplete in folders by writers that are gone."""
+    """Remove incomplete videos that were left in folders by writers that are gone."""
     for folder in set(folders):
         for name in _names(folder):
             if name.endswith(PART):
@@ -183,7 +184,7 @@ def _new_paths(folder: str) -> Iterator[str]:
 
 
 def _has_named(part: str, path: str) -> bool:
-    """Give a complete file its name; False if that is taken."""
+    """Give a complete file its name; return False if the name is taken."""
     try:
         os.link(part, path)
     except FileExistsError:

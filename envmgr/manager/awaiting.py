@@ -1,6 +1,6 @@
-"""What a coroutine awaits and a thread notifies it of: on asyncio, and on trio where that runs it.
+"""Signals that a coroutine awaits and a thread gives: on asyncio, and on trio if that runs it.
 
-Nothing else of managers and leases knows which of the two it is. A `Signal` is made where the
+No other part of managers and leases knows which of the two it is. A `Signal` is made where the
 coroutine runs (`signal_here`), notified from any thread, and awaited by that coroutine alone.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 class Signal(Protocol):
-    """Tells one coroutine of something, once.
+    """A notification of one coroutine, given once.
 
     Attributes:
         loop: what runs the coroutine: equal for two signals if one loop runs both.
@@ -22,26 +22,26 @@ class Signal(Protocol):
     loop: Any
 
     def notify(self) -> bool:
-        """Wake the coroutine; from any thread. Returns False if its loop has ended."""
+        """Wake the coroutine, from any thread; return False if its loop has ended."""
 
     async def wait(self, seconds: float = math.inf) -> bool:
-        """Wait until it is notified, for so long at most; return whether it was.
+        """Wait for the notification, for `seconds` at most; return whether it has come.
 
-        Who is cancelled in this does not wait for it again.
+        A coroutine that is cancelled in this does not wait for the same signal again.
         """
 
     async def until_cancelled(self) -> BaseException | None:
-        """Wait until it is notified; return what it was cancelled with, if it was before that."""
+        """Wait for the notification; return the cancellation, if one comes before it."""
 
     async def wait_through(self) -> BaseException | None:
-        """Wait until it is notified, however often that is cancelled; return the latest, if known.
+        """Wait for the notification through all cancellations; return the latest, if known.
 
-        Who has been given one has to raise it.
+        A caller that gets a cancellation has to raise it.
         """
 
     @property
     def is_notified(self) -> bool:
-        """Whether the coroutine knows."""
+        """Whether the coroutine has been notified."""
 
 
 class AsyncioSignal:
@@ -54,7 +54,7 @@ class AsyncioSignal:
         self._future: asyncio.Future[None] = self.loop.create_future()
 
     def notify(self) -> bool:
-        """Wake the coroutine; return whether its loop is there."""
+        """Wake the coroutine; return False if its loop has ended."""
         try:
             self.loop.call_soon_threadsafe(self._set)
         except RuntimeError:  # the loop was closed: nobody waits any more
@@ -66,7 +66,7 @@ class AsyncioSignal:
             self._future.set_result(None)
 
     async def wait(self, seconds: float = math.inf) -> bool:
-        """Wait until it is notified, for so long at most; return whether it was."""
+        """Wait for the notification, for `seconds` at most; return whether it has come."""
         if math.isinf(seconds):
             await self._future
         else:
@@ -74,7 +74,7 @@ class AsyncioSignal:
         return self._future.done()
 
     async def until_cancelled(self) -> BaseException | None:
-        """Wait until it is notified; return what it was cancelled with, if it was before that."""
+        """Wait for the notification; return the cancellation, if one comes before it."""
         try:
             await asyncio.shield(self._future)
         except asyncio.CancelledError as error:
@@ -82,7 +82,7 @@ class AsyncioSignal:
         return None
 
     async def wait_through(self) -> BaseException | None:
-        """Wait until it is notified, however often that is cancelled; return the latest wish."""
+        """Wait for the notification through all cancellations; return the latest of them."""
         cancelled = None
         while not self._future.done():
             cancelled = await self.until_cancelled() or cancelled
@@ -90,7 +90,7 @@ class AsyncioSignal:
 
     @property
     def is_notified(self) -> bool:
-        """Whether the coroutine knows."""
+        """Whether the coroutine has been notified."""
         return self._future.done()
 
 
@@ -105,7 +105,7 @@ class TrioSignal:
         self._event: Any = self._trio.Event()
 
     def notify(self) -> bool:
-        """Wake the coroutine; return whether its loop is there."""
+        """Wake the coroutine; return False if its loop has ended."""
         try:
             self.loop.run_sync_soon(self._event.set)
         except self._trio.RunFinishedError:  # nobody waits any more
@@ -113,13 +113,13 @@ class TrioSignal:
         return True
 
     async def wait(self, seconds: float = math.inf) -> bool:
-        """Wait until it is notified, for so long at most; return whether it was."""
+        """Wait for the notification, for `seconds` at most; return whether it has come."""
         with self._trio.move_on_after(seconds):
             await self._event.wait()
         return self.is_notified
 
     async def until_cancelled(self) -> BaseException | None:
-        """Wait until it is notified; return what it was cancelled with, if it was before that."""
+        """Wait for the notification; return the cancellation, if one comes before it."""
         try:
             await self._event.wait()
         except self._trio.Cancelled as error:
@@ -127,14 +127,14 @@ class TrioSignal:
         return None
 
     async def wait_through(self) -> BaseException | None:
-        """Wait until it is notified; trio cancels what comes after, if it is to be cancelled."""
+        """Wait for the notification; if cancelled, trio itself cancels what comes after."""
         with self._trio.CancelScope(shield=True):
             await self._event.wait()
         return None
 
     @property
     def is_notified(self) -> bool:
-        """Whether the coroutine knows."""
+        """Whether the coroutine has been notified."""
         return bool(self._event.is_set())
 
 
@@ -142,7 +142,7 @@ def signal_here() -> Signal:
     """Return a signal for the coroutine that calls this.
 
     Raises:
-        RuntimeError: no coroutine does.
+        RuntimeError: it is not called from a coroutine.
     """
     trio, sniffio = sys.modules.get("trio"), sys.modules.get("sniffio")
     if trio is None:

@@ -1,4 +1,4 @@
-"""What envs have said of themselves, and what follows from that."""
+"""How envs have described themselves, and what follows from that."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from envmgr.wire.messages import EnvDescription
 
 
 class DescribedEnvs:
-    """What is known of envs once they have said what they are.
+    """What is known of envs once they have described themselves.
 
     Args:
-        descriptions: of env 0, which holds for all; or of each env, where they differ. With the
-            spaces of what is handed out.
+        descriptions: the description of env 0, which holds for all; or that of each env, where
+            they differ. Their spaces are those of what is handed out.
         envs: all envs of the manager.
         check_actions: as in the config.
-        seeds: of the envs, by env_id, from which those of all that is drawn here follow.
+        seeds: the seeds of the envs, by env_id; those of everything drawn here follow from them.
 
     Attributes:
-        first: the description of env 0, with spaces that are not its own: inline, to draw from
-            those would change what the env draws.
-        spaces: the observation and the action space of each that has described itself.
-        forms: stacks observations of them.
+        first: the description of env 0, with copies of its spaces: inline, drawing from the env's
+            own spaces would change what the env draws.
+        spaces: the observation and the action space of each env that has described itself.
+        forms: stacks the observations of these envs.
         action_checks: the check of each env's actions; None if nothing is checked.
     """
 
@@ -54,7 +54,7 @@ class DescribedEnvs:
         self.seed(seeds)
 
     def seed(self, seeds: Mapping[int, int | None]) -> None:
-        """Seed the random actions of some envs, and with env 0 the spaces that are shown."""
+        """Seed the random actions of some envs and, with env 0, the spaces that users see."""
         self.samplers.seed(seeds)
         of_first = seeds.get(0)
         if of_first is not None:
@@ -80,5 +80,5 @@ class DescribedEnvs:
 
 
 def _newest_of(env: ManagedEnv) -> Callable[[], Any]:
-    """Return what gives the observation that an env shows."""
+    """Return a function that gives the observation that an env shows."""
     return lambda: env.obs

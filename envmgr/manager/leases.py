@@ -28,16 +28,16 @@ from envmgr.transport.base import NOTICE_S
 from envmgr.types import EnvTimestep
 
 _AT_LEAST_S = 0.05
-"""So long the owner may take to look whether an env is free."""
+"""How long the owner may take, in any case, to look whether an env is free."""
 
 
 class Lessor(NamedTuple):
     """What leases need of their manager.
 
     Attributes:
-        owner: gives the thread that owns its engine; raises ManagerClosedError if it is closed, and
-            ConcurrentCallError in a signal handler that has come into a call.
-        close: closes it, because an env has failed and `on_failure` is `raise`.
+        owner: returns the thread that owns the engine; raises ManagerClosedError if the manager is
+            closed, and ConcurrentCallError in a signal handler that has interrupted a call.
+        close: closes the manager, because an env has failed and `on_failure` is `raise`.
     """
 
     owner: Callable[[], Owner]
@@ -45,7 +45,7 @@ class Lessor(NamedTuple):
 
 
 class _ThreadSignal:
-    """Tells one thread of something, once."""
+    """A notification of one thread, given once."""
 
     __slots__ = ("_lock",)
 
@@ -54,12 +54,12 @@ class _ThreadSignal:
         self._lock.acquire()
 
     def notify(self) -> bool:
-        """Wake the thread; from any other."""
+        """Wake the thread, from any other thread."""
         self._lock.release()
         return True
 
     def wait(self, seconds: float = math.inf) -> bool:
-        """Wait until it is notified, for so long at most."""
+        """Wait for the notification, for `seconds` at most; return whether it has come."""
         if threading.current_thread() is not threading.main_thread():
             return self._lock.acquire(timeout=-1 if math.isinf(seconds) else seconds)
         while not self._lock.acquire(timeout=min(seconds, NOTICE_S)):  # a signal may come before it
@@ -73,10 +73,12 @@ class _Slot:
     """What slots of threads and of coroutines have in common.
 
     Args:
-        lease: which gave it; the env is given back when nobody refers to either any more.
+        lease: the lease that gave the slot; the env is given back when nothing refers to either any
+            more.
         owner: the thread that owns its engine.
         tenancy: what is known of the lease.
-        busy: held during a call; of another slot of this lease, if there is one.
+        busy: the lock that is held during a call: that of another slot of this lease, if there is
+            one.
     """
 
     def __init__(
@@ -116,14 +118,15 @@ class _Slot:
         """Let one call in.
 
         Args:
-            held: is given the lock that keeps others out, in one call of C: an interrupt comes
-                before both or after. `_let_next_in` takes it back.
+            held: gets the lock that keeps other calls out. It is acquired and appended in one call
+                of C, so that an interrupt comes before both or after both. `_let_next_in` takes it
+                back.
 
         Raises:
             LeaseEndedError: the lease has ended.
             SlotBusyError: another call is under way.
             ManagerClosedError: this process is a fork of the one that has the lease.
-            ConcurrentCallError: a signal handler, or the code of an env, has come from a call.
+            ConcurrentCallError: a signal handler, or the code of an env, calls from inside a call.
         """
         if self._tenancy.is_over:
             raise LeaseEndedError(
@@ -154,7 +157,7 @@ _RELEASED = operator.methodcaller("release")
 
 
 def _let_next_in(held: list[threading.Lock]) -> None:
-    """Release what `_begin` has acquired, in one call of C, as that did; at most once."""
+    """Release the lock that `_begin` acquired, likewise in one call of C; at most once."""
     if held:
         any(map(_RELEASED, map(list.pop, (held,))))
 
@@ -189,7 +192,7 @@ def _limit(seconds: float | None, name: str) -> float | None:
     """Return a limit that was given for one call; None for none.
 
     Raises:
-        ConfigError: it is no number of seconds above 0.
+        ConfigError: the limit is not a number of seconds above 0.
     """
     if seconds is None:
         return None
@@ -200,7 +203,7 @@ def _limit(seconds: float | None, name: str) -> float | None:
 
 
 def _answer(call: SlotCall) -> Any:
-    """Return what a call gave, or raise its error."""
+    """Return the result of a call, or raise its error."""
     error = call.error
     if error is None:
         return call.result
@@ -214,8 +217,9 @@ class Slot(_Slot):
 
     Attributes:
         env_id: which env this is.
-        outcome: what has become of the latest call, as an `Outcome`; None before the first.
-        episode_outcome: what has become of the episode: None while it runs, or if it was left.
+        outcome: the `Outcome` of the latest call; None before the first.
+        episode_outcome: the `Outcome` of the episode; None while it runs, or if it was left for
+            another.
     """
 
     def reset(
@@ -225,25 +229,24 @@ class Slot(_Slot):
         timeout_s: float | None = None,
         **params: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; each begins with this, the first one of the lease too.
+        """Begin an episode; every episode begins with this, the first one of the lease included.
 
-        Without a seed and parameters it costs nothing where the env has been reset since its last
-        use.
+        Without a seed or params it costs nothing if the env has been reset since its last use.
 
         Args:
-            seed: for this reset, exactly.
-            options: of this reset, as gymnasium's; a `BaseEnv` gets them as keyword arguments.
-            timeout_s: the limit of this reset, in seconds; the shorter one of this and
-                `reset_timeout` counts.
+            seed: the exact seed of this reset.
+            options: for this reset, as in gymnasium; a `BaseEnv` gets them as keyword arguments.
+            timeout_s: time limit in seconds for this reset; the shorter of this and
+                `reset_timeout` applies.
             **params: the same as `options`, in another form.
 
         Returns:
-            The first observation, and the info.
+            The first observation and the info.
 
         Raises:
-            EnvFailure: the reset failed. The env is repaired meanwhile: another reset may be tried.
-            FailuresExhaustedError: it has failed more often than allowed.
-            LeaseEndedError, SlotBusyError: used wrongly; nothing was sent.
+            EnvFailure: the reset failed. The env is repaired meanwhile; another reset may be tried.
+            FailuresExhaustedError: the env has failed more often than allowed.
+            LeaseEndedError, SlotBusyError: the slot was used wrongly; nothing was sent.
             ManagerClosedError: the manager was closed.
         """
         signal = _ThreadSignal()
@@ -256,19 +259,19 @@ class Slot(_Slot):
         """Take a step.
 
         Args:
-            action: for the env.
-            timeout_s: the limit of this step, in seconds; the shortest one of this, `step_timeout`
-                and what is left of the episode counts.
+            action: the action for the env.
+            timeout_s: time limit in seconds for this step; the shortest of this, `step_timeout` and
+                the time left for the episode applies.
 
         Returns:
-            The timestep. If the step failed, its reward is None, and its info has `abnormal` and
-            `error`; the episode is over then.
+            The timestep. If the step failed, its reward is None, its info has `abnormal` and
+            `error`, and the episode is over.
 
         Raises:
-            ActionError: refused; nothing was sent.
-            EnvNotReadyError: the env is in no episode: call `reset` first.
+            ActionError: the action is refused; nothing was sent.
+            EnvNotReadyError: the env is not in an episode: call `reset` first.
             EnvFailure: the step failed and `on_failure` is `raise`; the manager is closed.
-            LeaseEndedError, SlotBusyError: used wrongly; nothing was sent.
+            LeaseEndedError, SlotBusyError: the slot was used wrongly; nothing was sent.
             ManagerClosedError: the manager was closed; it is not known whether the step was taken.
         """
         signal = _ThreadSignal()
@@ -316,7 +319,9 @@ class AsyncSlot(_Slot):
         timeout_s: float | None = None,
         **params: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """As `Slot.reset`. Who is cancelled in it resets again before the next step.
+        """Begin an episode, as `Slot.reset` does.
+
+        If this is cancelled, reset again before the next step.
 
         Raises:
             WrongLoopError: this is not the event loop of the lease.
@@ -328,9 +333,10 @@ class AsyncSlot(_Slot):
         return result
 
     async def step(self, action: Any, timeout_s: float | None = None) -> EnvTimestep:
-        """As `Slot.step`. Who is cancelled in it resets before the next one.
+        """Take a step, as `Slot.step` does.
 
-        What was sent goes on then, and its answer is dropped; nothing is sent twice.
+        If this is cancelled, reset before the next step. What was sent then goes on, and its answer
+        is dropped; nothing is sent twice.
 
         Raises:
             WrongLoopError: this is not the event loop of the lease.
@@ -371,12 +377,13 @@ class AsyncSlot(_Slot):
 class Lease:
     """A context that leases an env: `with` gives a `Slot`, `async with` an `AsyncSlot`.
 
-    It is for one use. The env is given back at its end in any case, also when it is just dropped.
+    It can be used once. The env is given back at the end of the lease in any case, even if the
+    lease is just dropped.
 
     Args:
-        lessor: the manager
-        episode_s: the limit of its episodes, in seconds; None: that of the config.
-        acquire_s: how long to wait for a free env; None for ever.
+        lessor: the manager.
+        episode_s: time limit in seconds for each of its episodes; None: the limit of the config.
+        acquire_s: seconds to wait for a free env; None waits for ever.
     """
 
     def __init__(self, lessor: Lessor, episode_s: float | None, acquire_s: float | None) -> None:
@@ -417,11 +424,11 @@ class Lease:
             raise
 
     def __exit__(self, *exc_info: object) -> None:
-        """Give the env back. Does not wait: whatever is under way in it is ended by others."""
+        """Give the env back, without waiting: the owner ends whatever is under way in it."""
         self._give_back()
 
     async def __aenter__(self) -> AsyncSlot:
-        """As `__enter__`, without blocking the event loop; who is cancelled in it has no env."""
+        """Do as `__enter__` does, without blocking the event loop; if cancelled, take no env."""
         self._refuse_twice()
         signal = signal_here()
         try:
@@ -440,7 +447,7 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """As `__exit__`: there is nothing in it that could be cancelled."""
+        """Do as `__exit__` does; there is nothing in it that could be cancelled."""
         self._give_back()
 
     def __del__(self) -> None:
@@ -485,7 +492,7 @@ class Lease:
 
 
 def _refuse_without(tenancy: Tenancy) -> None:
-    """Raise why a lease has got no env."""
+    """Raise the error that says why a lease has got no env, if there is one."""
     error = tenancy.error
     if isinstance(error, ManagerClosedError):
         raise ManagerClosedError(str(error)) from None

@@ -13,18 +13,18 @@ from envmgr.types import EnvTimestep, is_abnormal
 
 
 class ManagerLoop:
-    """Reads observations and takes timesteps of a manager as dicts by env_id.
+    """The loop over a manager, with its observations and timesteps as dicts by env_id.
 
-    Kinds with dicts pass through as they are. With V2 kinds an observation is a row of the stacked
-    treetensor, and a timestep an `EnvTimestep` of its parts: `reward` and `done` as Python values,
-    `info` as a dict of arrays.
+    What kinds with dicts return is passed through unchanged. With V2 kinds, an observation is a row
+    of the stacked treetensor, and a timestep is an `EnvTimestep` of its parts: `reward` and `done`
+    as Python values, `info` as a dict of arrays.
 
     Args:
-        manager: launched, or to be launched before the first call.
+        manager: the manager, launched before the first call.
 
     Attributes:
-        gathered: what the latest `step` or `gather` was given by the manager, also if an interrupt
-            has kept it from returning that: see `latest`.
+        gathered: what the manager returned to the latest `step` or `gather`, even if an interrupt
+            kept that call from returning it: see `latest`.
     """
 
     def __init__(self, manager: EnvManager) -> None:
@@ -34,13 +34,13 @@ class ManagerLoop:
     def ready(self) -> dict[int, Any]:
         """Return the observations of the envs that take an action now, ascending by env_id.
 
-        Waits for resets and repairs, until at least one env is ready.
+        Waits for resets and repairs until at least one env is ready.
 
         Returns:
             `{env_id: obs}`; empty if every env's episode budget is spent.
 
         Raises:
-            NothingReadyError: nothing can become ready without another call.
+            NothingReadyError: no env can become ready without another call.
         """
         manager = self.manager
         try:
@@ -54,12 +54,12 @@ class ManagerLoop:
         return {env_id: batch[row] for row, env_id in enumerate(manager.ready_obs_id)}
 
     def random_actions(self, ready: Iterable[int]) -> dict[int, Any]:
-        """Return a random action for each env that is ready.
+        """Return a random action for each ready env.
 
-        Where the action space has no values of its own, each env is asked for one.
+        If the action space cannot be sampled, each env is asked for an action.
 
         Args:
-            ready: which are, as `ready` returns them.
+            ready: the ready envs, as `ready` returns them.
 
         Raises:
             EnvFailure: an env that was asked has failed, or has no random actions either.
@@ -76,7 +76,7 @@ class ManagerLoop:
     def gather(
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> dict[int, EnvTimestep]:
-        """Return timesteps of what is outstanding; the arguments are those of `recv`."""
+        """Return outstanding timesteps; the arguments are those of `recv`."""
         return self._kept(map(self.manager.recv, (min_ready,), (timeout_s,)))
 
     def latest(self) -> dict[int, EnvTimestep]:
@@ -89,7 +89,7 @@ class ManagerLoop:
         return [i for i, state in states.items() if state is EnvState.NEED_RESET]
 
     def reset(self, env_ids: Iterable[int]) -> None:
-        """Begin new episodes in these envs, with the reset params they have, and wait for it."""
+        """Begin new episodes in these envs, with the reset params they have, and wait for them."""
         self.manager.reset(dict.fromkeys(env_ids))
 
     def _kept(self, call: Iterator[Any]) -> dict[int, EnvTimestep]:
@@ -131,7 +131,7 @@ def failure_text(info: Any, env_id: int, manager: EnvManager) -> str | None:
 def error_of(info: Any) -> Any:
     """Return the failure in an info, or in the first of a list of infos that has one, or None."""
     for part in info if isinstance(info, (list, tuple)) else [info]:
-        # Not an expression: what a signal's handler raises while a generator is given up is lost.
+        # No generator expression: what a signal handler raises while one is closed is lost.
         if isinstance(part, Mapping) and (error := part.get("error")) is not None:
             return error
     return None

@@ -101,26 +101,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_INTERRUPTS = 10
-"""So many of them may come while a manager is closed."""
+"""How many interrupts may come while a manager is being closed."""
 
 
 class EnvManager:
-    """Runs `env_num` envs; what the kinds in `envmgr.managers` have in common, which is all of it.
+    """A manager of `env_num` envs: the whole interface, common to all kinds in `envmgr.managers`.
 
-    A manager is built closed: nothing starts before `launch()`, or before a space is asked for.
+    A new manager is closed: nothing starts before `launch()`, or before a space is asked for.
     It serves one thread at a time; `close`, `stats` and `env_states` may be called from others.
 
     Args:
         env_fn: one factory for each env; each builds a `BaseEnv` or a `gymnasium.Env`.
-        cfg: the manager section of a config: keys of `ManagerConfig`, unknown ones are refused.
-        observation_space: in place of the envs' own.
+        cfg: the manager section of a config: keys of `ManagerConfig`; unknown keys are refused.
+        observation_space: used in place of the envs' own.
         action_space: likewise.
         reward_space: likewise.
-        **keys: refused: keys of the config go into `cfg`.
+        **keys: refused; keys of the config belong in `cfg`.
 
     Raises:
-        ConfigError: the config is wrong, or does not fit the number of factories; or a key of it is
-            given as an argument.
+        ConfigError: the config is wrong or does not fit the number of factories, or one of its keys
+            is given as an argument.
         MissingDependencyError: this kind needs a package that is not installed.
     """
 
@@ -128,7 +128,7 @@ class EnvManager:
     """Defaults of this kind that differ from those of the schema."""
 
     makes_envs: ClassVar[bool] = False
-    """This kind makes its envs itself, and is given no `env_fn`."""
+    """Whether this kind makes its envs itself and takes no `env_fn`."""
 
     _transport_cls: ClassVar[type[Transport]] = Transport  # type: ignore[type-abstract]
     """What hosts of this kind run on; its properties say what this kind can do."""
@@ -161,7 +161,7 @@ class EnvManager:
         self._config = config
         self._worker_count = WorkerCount(config, env_num, packs_envs=kind.packs_envs)
         self._view = self._make_view()
-        # A view of dicts changes nothing of what it is given: calls pass it by.
+        # A view of dicts changes nothing of what it is given, so calls bypass it.
         self._shows_dicts = type(self._view) is DictView
         self._normalization = normalization_of(config, env_num)
         log = config.episode_log
@@ -216,9 +216,9 @@ class EnvManager:
 
     @property
     def stepped_together(self) -> list[range]:
-        """The env_ids that have to be sent actions in one call: rows of batched envs, mostly none.
+        """The env_ids that must be sent actions in one call: rows of batched envs; usually none.
 
-        Of these, all that are ready.
+        Each range is one batched env; a call has to include all of its rows that are ready.
         """
         return [b.env_ids for b in batches_of(self._env_fn) if not b.partial_steps]
 
@@ -230,10 +230,10 @@ class EnvManager:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is copied or sent; who gets it has a manager that was not launched.
+        """Return the state to copy or send: that of a manager that was not launched.
 
         Raises:
-            StateError: its envs run, or are built; they cannot be in two places.
+            StateError: the envs run, or are built; they cannot be in two places.
         """
         if not isinstance(self._running, NotRunning):
             raise StateError(
@@ -245,7 +245,7 @@ class EnvManager:
 
     @property
     def env_ref(self) -> Any:
-        """An env of this process, built when this is first read; not one of those that run."""
+        """An env in this process, built when first read; not one of those that the manager runs."""
         if self._env_ref is None:
             self._env_ref = adapt.as_reference(self._env_fn[0])
         return self._env_ref
@@ -268,20 +268,21 @@ class EnvManager:
     def normalization(self) -> Normalization | Any:
         """The running statistics of `normalize_obs`, `normalize_reward` and `episode_statistics`.
 
-        None where none of these is on. (Who has set them knows; so the type does not say it.)
+        None if none of these is on. (The type does not show this: whoever turns one on knows.)
         """
         return self._normalization
 
     # -- build ----------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Start all workers and build all envs, without resetting any; `launch` goes on with them.
+        """Start all workers and build all envs without resetting any; `launch` goes on with them.
 
-        Nobody has to call it. Who does knows before the first reset, and its seeds, that all envs
-        can be built and have the same spaces. Nothing is done if it was called or launched before.
+        Calling it is optional. It shows, before the first reset and its seeds, that all envs can be
+        built and have the same spaces. It does nothing if it or `launch` was called before.
 
         Raises:
-            ConfigError, LaunchError, SpaceMismatchError: as `launch`; all is closed again.
+            ConfigError, LaunchError, SpaceMismatchError: as in `launch`; everything is closed
+                again.
         """
         with self._alone:
             if self._running.is_launched:
@@ -296,7 +297,7 @@ class EnvManager:
                 raise
 
     def _build(self, running: Running) -> None:
-        """Build all envs, unless that was done; inside a call of the engine."""
+        """Build all envs, unless they are built; called inside a call of the engine."""
         if not running.is_built:
             preload(running.engine, self._env_fn)
             build_envs(running.engine, same_spaces=self._config.same_spaces)
@@ -304,7 +305,7 @@ class EnvManager:
             running.is_built = True
 
     def _opened(self, params: Mapping[int, dict[str, Any] | None] | None = None) -> Running:
-        """Return what runs; open it first, and before that find out how many workers it has."""
+        """Return what runs; if nothing does, find the number of workers and open it first."""
         if isinstance(self._running, NotRunning):
             count = self._worker_count
             if count.is_open:
@@ -318,7 +319,7 @@ class EnvManager:
         return self._running.itself
 
     def _open_kept(self) -> None:
-        """Open the engine that is kept, and before it the log of what happens in it."""
+        """Open the engine that is kept, after the log of what will happen in it."""
         log = self._episode_log
         try:
             if log is not None:
@@ -343,17 +344,17 @@ class EnvManager:
 
     @property
     def observation_space(self) -> Any:
-        """The observation space of one env. Starts a worker when asked before `launch`."""
+        """The observation space of one env. Reading it before `launch` starts a worker."""
         return self._description().observation_space
 
     @property
     def action_space(self) -> Any:
-        """The action space of one env. Starts a worker when asked before `launch`."""
+        """The action space of one env. Reading it before `launch` starts a worker."""
         return self._description().action_space
 
     @property
     def env_spaces(self) -> list[tuple[Any, Any]]:
-        """The observation and the action space of each env. Builds all when asked before `launch`.
+        """The observation and action space of each env. Reading it before `launch` builds all envs.
 
         With `same_spaces: false` they may differ; the properties for one env show those of env 0.
         """
@@ -362,12 +363,12 @@ class EnvManager:
 
     @property
     def reward_space(self) -> Any:
-        """The reward space of one env, or None. Starts a worker when asked before `launch`."""
+        """The reward space of one env, or None. Reading it before `launch` starts a worker."""
         return self._description().reward_space
 
     @property
     def metadata(self) -> Any:
-        """The metadata of env 0. Starts a worker when asked before `launch`."""
+        """The metadata of env 0. Reading it before `launch` starts a worker."""
         return self._description().metadata
 
     @property
@@ -381,7 +382,7 @@ class EnvManager:
         return self._description().render_mode
 
     def _description(self) -> EnvDescription:
-        """Return what env 0 said of itself; start its host now if nothing else tells."""
+        """Return the description of env 0; start its host now if it is not known otherwise."""
         if self._described is None:
             if self._given_spaces[0] is not None and self._given_spaces[1] is not None:
                 return self._handed_out([EnvDescription(*self._given_spaces, {}, None, None)])[0]
@@ -390,10 +391,10 @@ class EnvManager:
 
     @property
     def _known(self) -> DescribedEnvs:
-        """What the envs have said of themselves.
+        """The envs as they have described themselves.
 
         Raises:
-            StateError: nothing yet.
+            StateError: they have not done so yet.
         """
         if self._described is None:
             raise StateError("env 0 has not described itself yet: call launch()")
@@ -416,14 +417,14 @@ class EnvManager:
                 raise
 
     def _adopt(self, supervisor: Supervisor) -> None:
-        """Take over what env 0, or each of several different envs, said of itself."""
+        """Adopt the description of env 0, or those of several different envs."""
         descriptions = supervisor.descriptions
         ours = self._handed_out([self._with_given_spaces(d) for d in descriptions.values()])
         check = self._config.check_actions
         self._described = DescribedEnvs(ours, supervisor.envs, check, self._seeds.of_envs)
 
     def _handed_out(self, descriptions: list[EnvDescription]) -> list[EnvDescription]:
-        """Return what envs say of themselves, with the spaces of what is handed out."""
+        """Return descriptions of envs with the spaces of what is handed out."""
         normalization = self._normalization
         return descriptions if normalization is None else normalization.adopt(descriptions)
 
@@ -442,15 +443,15 @@ class EnvManager:
         """Start all workers, build all envs and reset them: all of them or none.
 
         Args:
-            reset_param: params of the resets, by env_id: options of a gymnasium env, keyword
-                arguments of a `BaseEnv`; never the seed. Kept for automatic resets.
-            **others: refused, with what is to be called.
+            reset_param: reset params by env_id: options for a gymnasium env, keyword arguments for
+                a `BaseEnv`; never the seed. They are kept for automatic resets.
+            **others: refused; the error says what to call instead.
 
         Raises:
-            StateError: it is launched already.
+            StateError: the manager is launched already.
             ConfigError: a factory cannot be sent to a worker, or there are other arguments, such as
                 a seed; nothing was started.
-            LaunchError: envs failed; all is closed again, and all failures are in the error.
+            LaunchError: envs failed; everything is closed again, and the error has all failures.
             SpaceMismatchError: the envs have different spaces.
         """
         names.refuse_arguments("launch", others)
@@ -486,7 +487,7 @@ class EnvManager:
 
     @property
     def closed(self) -> bool:
-        """Whether it is not launched: before `launch`, and after `close`."""
+        """Whether the manager is not launched: True before `launch` and after `close`."""
         return not self._running.is_launched
 
     @property
@@ -503,7 +504,7 @@ class EnvManager:
 
     @property
     def done(self) -> bool:
-        """Whether all episode budgets are spent and every timestep was delivered."""
+        """Whether all episode budgets are spent and every timestep has been delivered."""
         running = self._running
         if not running.is_launched:
             return False
@@ -516,19 +517,19 @@ class EnvManager:
 
     @property
     def generations(self) -> list[int]:
-        """How often each env was built anew, by env_id; empty before `launch` and after `close`."""
+        """How often each env was renewed, by env_id; empty before `launch` and after `close`."""
         return self._running.generations
 
     @property
     def active_env(self) -> list[int]:
-        """The envs in an episode (RUN), pending ones included, ascending; does not wait."""
+        """The envs in an episode (RUN), including pending ones, ascending; does not wait."""
         return [i for i, state in self.env_states.items() if state is EnvState.RUN]
 
     @property
     def pending_env(self) -> list[int]:
         """The envs that owe a timestep, ascending; does not wait.
 
-        After Ctrl-C in `step` or `send` it says whether the actions were accepted: all, or none.
+        After Ctrl-C in `step` or `send`, it shows whether the actions were accepted: all or none.
         """
         running = self._running
         if not running.is_launched:
@@ -542,15 +543,15 @@ class EnvManager:
     def ready_obs(self) -> dict[int, Any]:
         """The observations of the envs that take an action now.
 
-        Waits for resets and repairs, until at least one env is ready; never for steps.
+        Waits for resets and repairs until at least one env is ready; never waits for steps.
 
         Returns:
             `{env_id: obs}`, ascending; `{}` if all envs are DONE. V2: one stacked treetensor.
 
         Raises:
-            NothingReadyError: nothing can become ready without `recv`, without `reset`, or while
+            NothingReadyError: no env can become ready without `recv`, without `reset`, or while
                 envs are leased; the message says which.
-            AllEnvsFailedError: nothing can become ready at all, as all envs have failed for good.
+            AllEnvsFailedError: no env can become ready at all, as all have failed for good.
             FailuresExhaustedError: an env failed more often than allowed.
         """
         with self._running.calling as supervisor:
@@ -579,7 +580,7 @@ class EnvManager:
     def ready_obs_id(self) -> list[int]:
         """The envs that take an action now, ascending; does not wait.
 
-        V2: the envs of the rows of the last `ready_obs` that was read.
+        V2: the env of each row of the last `ready_obs` that was read.
         """
         return self._view.rows(self.ready_env)
 
@@ -592,26 +593,26 @@ class EnvManager:
 
     @property
     def ready_info(self) -> dict[int, dict[str, Any]]:
-        """What the latest reset of each ready env said besides the observation."""
+        """The info from the latest reset of each ready env, by env_id."""
         with self._running.calling as supervisor:
             self._running.engine.collect()
             return {i: supervisor.envs[i].reset_info for i in supervisor.table.ready_ids()}
 
     def reset_infos(self, env_ids: EnvIds) -> list[dict[str, Any]]:
-        """Return what the latest reset of each of these envs said besides the observation.
+        """Return the info from the latest reset of each of these envs.
 
-        As `ready_info`, for a few envs, of which `ready_arrays` has given the observations.
+        Like `ready_info`, for a few envs whose observations came from `ready_arrays`.
         """
         ids = validate.listed_env_ids(env_ids, self.env_num)
         with self._running.calling as supervisor:
             return [supervisor.envs[i].reset_info for i in ids]
 
     def random_action(self) -> dict[int, Any]:
-        """Return a random action for each ready env, from a seeded stream of each env.
+        """Return a random action for each ready env, from a seeded stream of its own.
 
-        If none is, it waits for resets and repairs as `ready_obs` does, but not while there are
-        timesteps to gather: then it is `{}`, and `step({})` gathers them. It is also `{}` if none
-        will be ready by itself; `ready_obs` says why.
+        If no env is ready, it waits for resets and repairs as `ready_obs` does, but not while there
+        are timesteps to gather: then it returns `{}`, and `step({})` gathers them. It also returns
+        `{}` if no env will become ready by itself; `ready_obs` says why.
         """
         ready = self.ready_obs_id
         if not ready:
@@ -626,9 +627,9 @@ class EnvManager:
     def step(self, actions: Any) -> dict[int, EnvTimestep]:
         """Send actions and gather timesteps.
 
-        Sync kinds return exactly the ids they were given, in that order. Async kinds return some
-        of what is outstanding, earlier sends included, in ascending order: `wait_num` of it or
-        more, see `GatherPolicy`.
+        Sync kinds return exactly the env_ids they were given, in that order. Async kinds return
+        some of the outstanding timesteps, those of earlier sends included, in ascending order:
+        `wait_num` or more, see `GatherPolicy`.
 
         Args:
             actions: `{env_id: action}`; `{}` gathers what is outstanding. V2: a list, or a stacked
@@ -638,8 +639,9 @@ class EnvManager:
             `{env_id: EnvTimestep}`; V2: a list of treetensors with `obs reward done info env_id`.
 
         Raises:
-            ActionError, EnvNotReadyError, UnknownEnvError: refused; nothing was sent to any env.
-            NothingReadyError: `{}` while nothing is outstanding.
+            ActionError, EnvNotReadyError, UnknownEnvError: the actions are refused; nothing was
+                sent to any env.
+            NothingReadyError: `actions` is `{}` while nothing is outstanding.
         """
         with self._running.calling as supervisor:
             gather = self._running.gather
@@ -663,11 +665,11 @@ class EnvManager:
     def recv(
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> dict[int, EnvTimestep]:
-        """Gather timesteps of what is outstanding, in ascending order of env_id.
+        """Gather outstanding timesteps, in ascending order of env_id.
 
         Args:
-            min_ready: how many to wait for; None: as `step` of this kind does.
-            timeout_s: return what has arrived after so many seconds, possibly nothing.
+            min_ready: how many to wait for; None: as many as `step` of this kind does.
+            timeout_s: seconds after which to return what has arrived, possibly nothing.
 
         Raises:
             NothingReadyError: nothing is outstanding.
@@ -690,7 +692,7 @@ class EnvManager:
         *,
         as_arrays: bool = False,
     ) -> HandedOut | None:
-        """Gather as `recv` was asked to."""
+        """Gather timesteps as the arguments of `recv` say."""
         wants_all, policy = gather.wants_all, gather.policy
         if wants_all:
             gather.ring = RING_LAST
@@ -719,7 +721,7 @@ class EnvManager:
         return gather.some(policy, deadline=deadline, exactly=exactly, as_arrays=as_arrays)
 
     def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
-        """Send actions; return whose they are, if there are any."""
+        """Send actions; return the envs that they were sent to, or None if there are none."""
         view = self._view
         by_id: Any = actions
         if type(actions) is not dict or not self._shows_dicts:
@@ -741,7 +743,7 @@ class EnvManager:
         return sent
 
     def _send_checked(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
-        """Send actions of which some need a second look, or have to go by message."""
+        """Send actions some of which need a second look, or have to go by message."""
         submitter, table = supervisor.submitter, supervisor.table
         if table.leased:
             self._running.engine.see_ends_of_leases()
@@ -760,7 +762,7 @@ class EnvManager:
         return sent
 
     def _deliver(self, supervisor: Supervisor, collected: HandedOut | None) -> Any:
-        """Hand out what was gathered; if that is nothing, there may have been a failure."""
+        """Hand out what was gathered; if nothing was, a failure may be the reason: raise it."""
         if collected is None:
             self._surface(supervisor)
             return {}
@@ -772,7 +774,7 @@ class EnvManager:
         return timesteps
 
     def _surface(self, supervisor: Supervisor) -> None:
-        """Raise what failed for good, once; with `on_failure: raise`, close first."""
+        """Raise the error of what failed for good, once; with `on_failure: raise`, close first."""
         repair = supervisor.repair
         fatal = repair.take_fatal() if repair.fatal_errors or repair.urgent else None
         if fatal is None:
@@ -788,7 +790,7 @@ class EnvManager:
 
         Args:
             env_ids: k env_ids: an array (k,), or a list.
-            actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
+            actions: an array (k, *shape), a dict or tuple of such arrays, or a list of k actions.
         """
         running = self._running  # once: a class with `__getattr__` is slow to read
         with running.calling as supervisor:
@@ -811,7 +813,7 @@ class EnvManager:
     def recv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> ArrayBatch:
-        """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
+        """Gather as `recv` does, with the timesteps of k envs as arrays: see `ArrayBatch`."""
         running = self._running  # as in `send_arrays`
         with running.calling as supervisor:
             collected = self._receive(
@@ -835,15 +837,15 @@ class EnvManager:
         return batch
 
     def ready_arrays(self, env_ids: EnvIds | None = None) -> ReadyBatch:
-        """As `ready_obs`, with the observations of k envs as arrays: see `ReadyBatch`.
+        """Return observations as `ready_obs` does, those of k envs as arrays: see `ReadyBatch`.
 
-        The first observations of the envs in `batch.ended` of `recv_arrays` come through this.
+        This gives the first observations of the envs in `batch.ended` of `recv_arrays`.
 
         Args:
-            env_ids: wait until all of these are ready; None: those that are, and at least one.
+            env_ids: wait until all of these are ready; None: those that are ready, at least one.
 
         Raises:
-            NothingReadyError: as `ready_obs`; or one of `env_ids` does not become ready.
+            NothingReadyError: as in `ready_obs`; or one of `env_ids` does not become ready.
             UnknownEnvError: there is no such env.
         """
         wanted = None if env_ids is None else validate.checked_env_ids(env_ids, self.env_num)
@@ -875,18 +877,18 @@ class EnvManager:
     ) -> Lease:
         """Lease one env to one thread (`with`) or one coroutine (`async with`).
 
-        Any number of threads and coroutines may have leases at once; who asks first is served
-        first. Calls for batches do not see leased envs. From the first lease on a thread owns the
-        engine and hands on (`base`: it runs the code of envs).
+        Any number of threads and coroutines may hold leases at once, and are served in the order
+        in which they ask. Calls for batches do not see leased envs. From the first lease on, a
+        thread owns the engine and hands on what arrives (`base`: it runs the code of envs).
 
         Args:
-            episode_timeout_s: the limit of each episode of this lease, in seconds; the shorter one
-                of this and `episode_timeout` counts.
-            acquire_timeout_s: how long to wait for a free env; None for ever.
+            episode_timeout_s: time limit in seconds for each episode of this lease; the shorter of
+                this and `episode_timeout` applies.
+            acquire_timeout_s: seconds to wait for a free env; None waits for ever.
 
         Returns:
-            A context, which waits for a free env: `with` gives a `Slot` with `reset`, `step` and
-            `outcome`, `async with` an `AsyncSlot` with the same to be awaited.
+            A context manager that waits for a free env: `with` gives a `Slot` with `reset`, `step`
+            and `outcome`; `async with` gives an `AsyncSlot` with the same, to be awaited.
 
         Raises:
             ConfigError: envs of this manager cannot be leased; the message says why.
@@ -920,10 +922,11 @@ class EnvManager:
         return running.owner
 
     def _refuse_unless_launched(self) -> None:
-        """Say that it is not launched, or that it was closed.
+        """Refuse a call unless the manager is launched.
 
         Raises:
-            ManagerClosedError: of this kind of manager: it is one or the other.
+            ManagerClosedError: the manager is not launched, or was closed; the class of the error
+                is that of this kind of manager.
         """
         running = self._running
         if not running.is_launched:
@@ -931,43 +934,44 @@ class EnvManager:
                 pass
 
     def fileno(self) -> int:
-        """Return an fd that is readable while timesteps have arrived which nobody has gathered.
+        """Return an fd that is readable while timesteps have arrived and not been gathered.
 
-        For event loops of any kind: when it is readable, `recv(timeout_s=0)` has something. It is
-        the manager's own, until it is closed.
+        It works with any event loop: when it is readable, `recv(timeout_s=0)` has something to
+        return. It belongs to the manager, until that is closed.
         """
         return self._owner().fileno()
 
     # -- calls for batches, of coroutines -------------------------------------------------
 
     async def aready_obs(self) -> dict[int, Any]:
-        """As `ready_obs`, without blocking the event loop; who is cancelled has lost nothing."""
+        """Return `ready_obs` without blocking the event loop; being cancelled loses nothing."""
         return await self._awaited(lambda: self.ready_obs)
 
     async def astep(self, actions: Any) -> dict[int, EnvTimestep]:
-        """As `step`. Who is cancelled finds in `pending_env` whether the actions were accepted.
+        """Send actions and gather timesteps, as `step` does.
 
-        All were, or none; `arecv` gathers their timesteps.
+        If this is cancelled, `pending_env` shows whether the actions were accepted: all or none.
+        `arecv` then gathers their timesteps.
         """
         return await self._awaited(partial(self.step, actions))
 
     async def arecv(
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> dict[int, EnvTimestep]:
-        """As `recv`; who is cancelled has lost nothing: the next call gathers it."""
+        """Gather as `recv` does; being cancelled loses nothing: the next call gathers it."""
         return await self._awaited(partial(self.recv, min_ready, timeout_s))
 
     async def arecv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> ArrayBatch:
-        """As `recv_arrays`, and as `arecv`."""
+        """Gather as `recv_arrays` does; being cancelled loses nothing, as with `arecv`."""
         return await self._awaited(partial(self.recv_arrays, min_ready, timeout_s))
 
     async def arrivals(self) -> AsyncIterator[tuple[int, Any]]:
-        """Give each timestep as it arrives, as `(env_id, timestep)`, until none is outstanding.
+        """Yield each timestep as it arrives, as `(env_id, timestep)`, until none is outstanding.
 
-        The body of the loop may `send` further actions, and may be left at any time: what was not
-        given comes with the next `recv`. Envs take turns.
+        The loop body may `send` further actions, and the loop may be left at any time: timesteps
+        that were not yielded come with the next `recv`. Envs take turns.
         """
         if self._normalization is not None:
             raise ConfigError(
@@ -987,7 +991,7 @@ class EnvManager:
             yield env_id, timestep
 
     def _recv_one(self, after: int) -> Any:
-        """Gather one timestep, as `recv` does: of the next env after this one that has one."""
+        """Gather one timestep, as `recv` does: that of the next env after `after` with one."""
         with self._running.calling as supervisor:
             if not supervisor.statistics.outstanding:
                 self._surface(supervisor)
@@ -1013,17 +1017,17 @@ class EnvManager:
     async def __aenter__(self) -> Self:
         """Launch it without blocking the event loop, unless it is launched already.
 
-        Who is cancelled in it has a manager that is closed.
+        If this is cancelled, the manager is closed.
         """
         if not self._running.is_launched:
             self._runs_envs_in_owner = not self._transport_cls.works_alone
             close = partial(self.close, 0.0)
-            # Once more at last: the first time it may have come before there was anything.
+            # Close once more at last: the first close may come before there is anything to close.
             await in_thread(self.launch, LAUNCHING, close, at_last=close)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Close it without blocking the event loop; who is cancelled meanwhile waits for it."""
+        """Close it without blocking the event loop; a cancellation does not end the wait."""
         if self._running.is_launched:
             self._running.itself.engine.let_go()
         await in_thread(self.close, CLOSING)
@@ -1035,21 +1039,22 @@ class EnvManager:
         reset_param: Mapping[int, Mapping[str, Any] | None] | None = None,
         **others: Never,
     ) -> None:
-        """Reset envs and wait for it. The observations come through `ready_obs`.
+        """Reset envs and wait until they are reset; `ready_obs` then has the observations.
 
-        A step under way is awaited and its timestep discarded (counted as cancelled). A reset
-        that is running already is joined when there are no new parameters. A DONE env starts a
-        new budget; an ERROR env is repaired.
+        It waits for steps under way, and discards their timesteps (counted as cancelled). A reset
+        that is already running is joined if there are no new params. A DONE env starts a new
+        budget; an ERROR env is repaired.
 
         Args:
-            reset_param: `{env_id: params}`: options of a gymnasium env, keyword arguments of a
-                `BaseEnv`; never the seed, which is of `seed`. For this and later automatic resets
-                (for this one only, if they are `types.Once`); None keeps those given before, `{}`
-                clears them. Nothing at all resets every env.
-            **others: refused, with what is to be called.
+            reset_param: `{env_id: params}`: options for a gymnasium env, keyword arguments for a
+                `BaseEnv`; never the seed, which `seed` sets. They hold for this and later automatic
+                resets (only for this one if they are `types.Once`); None as params keeps those
+                given before, `{}` clears them. Without `reset_param`, all envs are reset except
+                those that are leased.
+            **others: refused; the error says what to call instead.
 
         Raises:
-            UnknownEnvError, ConfigError: refused; nothing was reset.
+            UnknownEnvError, ConfigError: the arguments are refused; nothing was reset.
             FailuresExhaustedError: an env failed more often than allowed.
         """
         names.refuse_arguments("reset", others)
@@ -1080,7 +1085,7 @@ class EnvManager:
     def _check_options(
         self, supervisor: Supervisor, params: Mapping[int, Mapping[str, Any] | None]
     ) -> None:
-        """Refuse `options` in reset params that are options; warn of a seed among them, once."""
+        """Refuse `options` in reset params that are options; warn, once, of a seed in them."""
         said = validate.check_options(supervisor.descriptions, params)
         if said is not None:
             self._warn_once("seed", said)
@@ -1103,15 +1108,17 @@ class EnvManager:
     ) -> None:
         """Seed the envs; takes effect at the next explicit reset or launch.
 
-        Spares get seeds, too: after an int those that follow the envs', else derived ones.
+        Spares are seeded, too: after an int with the seeds that follow those of the envs, else with
+        derived ones.
 
         Args:
-            seed: an int gives env i exactly `seed + i`; a list one to each; a dict one to some.
-            dynamic_seed: what automatic resets after that do: None passes no seed, True one
-                derived per episode, False the same again.
+            seed: an int gives env i exactly `seed + i`; a list gives a seed to each env, a dict to
+                some.
+            dynamic_seed: what later automatic resets do: None passes no seed, True a seed derived
+                for each episode, False the same seed again.
 
         Raises:
-            ConfigError, UnknownEnvError: refused.
+            ConfigError, UnknownEnvError: the arguments are refused.
         """
         seeds = seeds_by_env(seed, self.env_num)
         if dynamic_seed is not None:
@@ -1142,16 +1149,16 @@ class EnvManager:
         Waits for resets and repairs of these envs first. `reset_timeout` applies.
 
         Args:
-            name: of the method; `reset`, `step`, `seed`, `close` and private ones are refused.
-            *args: for it.
+            name: name of the method; `reset`, `step`, `seed`, `close` and private ones are refused.
+            *args: positional arguments for the method.
             env_ids: which envs; None for all. See `call_with` for methods that take `env_ids`.
-            **kwargs: for the method.
+            **kwargs: keyword arguments for the method.
 
         Raises:
-            MethodAccessError: refused.
+            MethodAccessError: the method is refused.
             EnvNotReadyError: an env has an action under way.
-            EnvFailure: what the first env that failed failed with; its episode goes on if it only
-                raised.
+            EnvFailure: the failure of the first env that failed; its episode goes on if its method
+                only raised.
         """
         return self.call_with(name, args, kwargs, env_ids)
 
@@ -1162,8 +1169,8 @@ class EnvManager:
         kwargs: Mapping[str, Any],
         env_ids: int | EnvIds | None = None,
     ) -> list[Any]:
-        """As `call`, for methods that may have an argument `env_ids` of their own."""
-        # No `call_async`: Ctrl-C would leave one under way, of a user who has not made it.
+        """Call a method as `call` does; the method may have an argument `env_ids` of its own."""
+        # Not by `call_async`: Ctrl-C would leave one under way that the user has not made.
         ids, payload = self._call_of(name, args, env_ids, kwargs)
         with self._running.calling as supervisor:
             return self._request(supervisor, ids, Op.CALL, [payload] * len(ids), f"call({name!r})")
@@ -1181,7 +1188,7 @@ class EnvManager:
         kwargs: Mapping[str, Any],
         env_ids: int | EnvIds | None = None,
     ) -> None:
-        """As `call_async`, for methods that may have an argument `env_ids` of their own."""
+        """Begin a call as `call_async` does; it may have an argument `env_ids` of its own."""
         ids, payload = self._call_of(name, args, env_ids, kwargs)
         running = self._running
         with running.calling as supervisor:
@@ -1191,21 +1198,21 @@ class EnvManager:
     def _call_of(
         self, name: str, args: Any, env_ids: int | EnvIds | None, kwargs: Any
     ) -> tuple[list[int], Any]:
-        """Return whom a call goes to, and what is sent to each of them."""
+        """Return the envs that a call goes to, and what is sent to each of them."""
         name = validate.checked_method(name)
         ids = validate.checked_env_ids(env_ids, self.env_num)
         return ids, (name, args, kwargs) if kwargs else (name, args)
 
     @property
     def call_is_pending(self) -> bool:
-        """Whether a `call_async` is under way, so that `call_wait` comes next."""
+        """Whether a `call_async` is under way, so that `call_wait` has to come next."""
         return self._running.call_under_way is not None
 
     def call_wait(self, timeout_s: float | None = None) -> list[Any]:
         """Return the results of the last `call_async`.
 
         Args:
-            timeout_s: raise TimeoutError after so many seconds; the call goes on.
+            timeout_s: seconds after which to raise TimeoutError; the call goes on.
         """
         running = self._running
         call = running.call_under_way
@@ -1232,22 +1239,22 @@ class EnvManager:
         *args: Any,
         env_ids: int | EnvIds | None = None,
     ) -> list[Any]:
-        """Run a function on envs, where they are, and return the results in the order of `env_ids`.
+        """Run a function on envs where they run, and return the results in the order of `env_ids`.
 
-        For what no method of the envs tells: whether they are wrapped in something, say. What the
-        function does to an env is its own business: the manager does not hear of steps and resets
-        that it takes, and does not repeat it on envs that are renewed. Waits as `call` does.
+        This tells what no method of the envs does, such as whether they are wrapped in something.
+        The function alone answers for what it does to an env: the manager does not learn of the
+        steps and resets it makes, and does not repeat it on renewed envs. Waits as `call` does.
 
         Args:
             function: called with the env, as its factory built it, and `args`. Workers import the
                 module that it is from; functions of a script and lambdas are sent whole.
-            *args: for it.
+            *args: further arguments for the function.
             env_ids: which envs; None for all.
 
         Raises:
-            ConfigError: it is no function.
-            ActionError: it, or what it is given, cannot be sent.
-            EnvNotReadyError, EnvFailure: as `call`.
+            ConfigError: `function` is not callable.
+            ActionError: the function or its arguments cannot be sent.
+            EnvNotReadyError, EnvFailure: as in `call`.
         """
         if not callable(function):
             raise ConfigError(f"apply takes a function, found a {type(function).__name__}")
@@ -1261,7 +1268,7 @@ class EnvManager:
         """Return an attribute of envs, in the order of `env_ids` (None for all).
 
         Raises:
-            EnvAttributeError: an env has none of this name.
+            EnvAttributeError: an env has no attribute of this name.
             MethodAccessError: it is a method; use `call`.
             EnvNotReadyError: an env has an action under way.
         """
@@ -1273,16 +1280,17 @@ class EnvManager:
         return attributes_of(name, ids, values)
 
     def set_attr(self, name: str, value: Any, env_ids: int | EnvIds | None = None) -> None:
-        """Set an attribute of envs; repeated on envs that are renewed later.
+        """Set an attribute of envs, and again on envs that are renewed later.
 
-        Of an env in wrappers it is set in the outermost one that has it. If none has it, nor the
-        env itself, it becomes a new attribute of that, and a warning is logged once.
+        If an env has wrappers, the attribute is set on the outermost one that has it. If neither a
+        wrapper nor the env itself has it, it becomes a new attribute of the env, and a warning is
+        logged once.
 
-        One value for all envs is set in the spares, too. Envs whose attributes were set otherwise
-        take no spare.
+        A single value for all envs is set on the spares, too. Envs whose attributes were set in any
+        other way take no spare.
 
         Args:
-            name: of the attribute.
+            name: name of the attribute.
             value: one value for all, or a list with one for each of `env_ids`.
             env_ids: which envs; None for all.
         """
@@ -1348,7 +1356,11 @@ class EnvManager:
     def _request_for_good(
         self, ids: list[int], op: Op, payloads: list[Any], what: str
     ) -> list[Any]:
-        """Have envs do something, and those that take their places later; return the results."""
+        """Send a request to envs, and to those that take their places later.
+
+        Returns:
+            The results of the present envs.
+        """
         with self._running.calling as supervisor:
             results = self._request(supervisor, ids, op, payloads, what)
             repeat = partial(supervisor.repeat, ids, op, payloads)
@@ -1379,16 +1391,16 @@ class EnvManager:
     def render(
         self, env_ids: int | EnvIds | None = None, mode: str | None = None
     ) -> dict[int, Any]:
-        """Return what each of `env_ids` (None for all) renders, by env_id.
+        """Return what envs render, by env_id.
 
         Args:
-            env_ids: which envs.
+            env_ids: which envs; None for all.
             mode: such as "rgb_array"; None for whatever the env gives: frames in the mode that it
-                was built with, and mostly None if it was built without one.
+                was built with, and usually None if it was built without one.
 
         Returns:
             In mode "rgb_array" frames `(height, width, 3)` of uint8, in "rgb_array_list" lists of
-            those since the last time, in "ansi" texts.
+            the frames since the last call, in "ansi" texts.
         """
         ids = validate.checked_env_ids(env_ids, self.env_num)
         frames = self.call("render", validate.checked_mode(mode), env_ids=ids)
@@ -1398,10 +1410,10 @@ class EnvManager:
     def ready_imgs(self) -> dict[int, Any]:
         """What each ready env renders, by env_id; `envmgr.env.tile_images` makes one image of it.
 
-        As `render`, in the mode that env 0 was built with, or "rgb_array" if it says none.
+        Calls `render` with the mode that env 0 was built with, or "rgb_array" if it has none.
 
         Raises:
-            ConfigError: the envs were built to show windows ("human"), which are no images.
+            ConfigError: the envs were built to show windows ("human"), which give no images.
         """
         mode = self.render_mode
         if mode == "human":
@@ -1415,14 +1427,15 @@ class EnvManager:
     def enable_save_replay(self, replay_path: str | Sequence[str]) -> None:
         """Have every env save a replay of each episode that begins from now on.
 
-        Gymnasium envs and vector envs, built with a render mode that gives frames, save videos
-        `<folder>/env_<env_id>-episode_<number>.mp4`; others what they save themselves.
+        Gymnasium envs and vector envs that were built with a render mode that gives frames save
+        videos `<folder>/env_<env_id>-episode_<number>.mp4`; other envs save what they define.
 
         Args:
             replay_path: a folder for all envs, or one for each.
 
         Raises:
-            EnvFailure: an env cannot: it gives no frames, PyAV (extra `video`) is not installed.
+            EnvFailure: an env cannot save replays, for example because it gives no frames or PyAV
+                (extra `video`) is not installed.
         """
         paths = validate.checked_folders(replay_path, self.env_num)
         before, self._replay_paths = self._replay_paths, paths
@@ -1435,13 +1448,13 @@ class EnvManager:
                 raise
 
     def enable_save_figure(self, env_id: int, figure_path: str) -> None:
-        """Have one env, and those that are renewed in its place, save figures in a folder.
+        """Have one env, and the envs that are renewed in its place, save figures in a folder.
 
-        Gymnasium envs and vector envs save the last frame of each episode as a PNG file. With
-        spares, such an env takes none.
+        Gymnasium envs and vector envs save the last frame of each episode as a PNG file. If there
+        are spares, an env that saves figures takes none.
 
         Raises:
-            EnvFailure: the env cannot.
+            EnvFailure: the env cannot save figures.
         """
         folder = validate.checked_folder(figure_path, "figure_path")
         env_id = validate.checked_env_id(env_id, self.env_num)
@@ -1457,17 +1470,17 @@ class EnvManager:
     # -- snapshots ------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """Return all envs as they are now, for a run that is to go on from here, bit for bit.
+        """Return the present state of all envs, from which a run can go on, bit for bit.
 
-        Waits for resets, repairs, and steps under way. The timesteps of these are not delivered by
-        it: they are a part of it, and the next `step` or `recv` delivers them, here and after
-        `restore`.
+        Waits for resets, repairs and steps under way. The timesteps of these steps are not
+        delivered here: they are part of the snapshot, and the next `step` or `recv` delivers them,
+        in this run and after `restore`.
 
         Raises:
-            SnapshotError: the state of an env cannot be taken; the message says what is missing.
-                Or there are spares, whose states are not a part of it.
-            EnvNotReadyError: an env has failed for good, and is gone.
-            EnvFailure: an env failed in it: its own method raised, or its worker died.
+            SnapshotError: the state of an env cannot be taken, and the message says what is
+                missing; or there are spares, whose states are not part of a snapshot.
+            EnvNotReadyError: an env has failed for good and is gone.
+            EnvFailure: an env failed in this call: its own method raised, or its worker died.
         """
         with self._running.calling as supervisor:
             records = self._at_rest(supervisor, "snapshot")
@@ -1477,22 +1490,23 @@ class EnvManager:
         return snapshot_of(records, found, descriptions, common)
 
     def restore(self, snapshot: Snapshot | str | os.PathLike[str]) -> None:
-        """Have all envs be what they were: observations, generators, counters, seeds, generations.
+        """Restore all envs as they were: observations, generators, counters, seeds, generations.
 
-        All envs are restored or none. A step under way is awaited and its timestep discarded
-        (counted as cancelled), as `reset` does. The first that follows is `ready_obs`, or `recv`
-        for what was under way when the snapshot was taken. Attributes that `set_attr` sets on
-        renewed envs, and the failures that were counted, are those of this manager.
+        Either all envs are restored or none. As in `reset`, it waits for steps under way, and
+        discards their timesteps (counted as cancelled). Go on with `ready_obs`, or with `recv` for
+        steps that were under way when the snapshot was taken. The attributes that `set_attr` sets
+        on renewed envs and the failures counted so far remain those of this manager.
 
         Args:
-            snapshot: of a manager with the same envs, of whatever kind; or the file of one. Only
-                those you trust: what they hold may run code.
+            snapshot: a snapshot, or the file of one, of a manager of any kind with the same envs.
+                Restore only those you trust: what they hold may run code.
 
         Raises:
-            SnapshotMismatchError: it is of another version, or of other envs; nothing was changed.
-            SnapshotError, EnvNotReadyError, EnvFailure: as `snapshot`; nothing was changed.
-            ConfigError: what it has of `manager.normalization` does not fit; nothing was changed.
-            FailuresExhaustedError: an env failed while it was restored, more often than allowed.
+            SnapshotMismatchError: it is of another version or of other envs; nothing was changed.
+            SnapshotError, EnvNotReadyError, EnvFailure: as in `snapshot`; nothing was changed.
+            ConfigError: it is neither a snapshot nor a path, or its statistics of
+                `manager.normalization` do not fit; nothing was changed.
+            FailuresExhaustedError: an env failed more often than allowed while it was restored.
         """
         snapshot = checked_snapshot(snapshot, self.env_num)
         with self._running.calling as supervisor:
@@ -1542,14 +1556,14 @@ class EnvManager:
         arguments: Sequence[tuple[Any, ...]],
         what: str,
     ) -> list[Any]:
-        """Run a function of ours on each env, and return what it returned."""
+        """Run a function of envmgr on each env, and return its results."""
         ids = list(range(self.env_num))
         payloads = [(function, (self._config.snapshot_copy, *given)) for given in arguments]
         send_requests(self._running.engine, ids, Op.APPLY, payloads, what)
         return self._results(supervisor, ids)
 
     def _common_state(self, supervisor: Supervisor) -> CommonState:
-        """Return what there is to know that is not of one env."""
+        """Return the parts of a snapshot that do not belong to one env."""
         known, seeds, normalization = self._known, self._seeds, self._normalization
         return CommonState(
             spaces=known.spaces,
@@ -1579,30 +1593,31 @@ class EnvManager:
     # -- figures --------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since launch (of the last launch, once closed); from any thread.
+        """Return counters since launch, or of the last launch once closed; from any thread.
 
-        `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`, at any time. With
-        `num_workers: auto`, `calibration` says what it has become and why. While launched,
+        At any time, `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`. With
+        `num_workers: auto`, `calibration` says which number was chosen and why. While launched,
         `workers` has `{"pid": int, "env_ids": list}` for each worker process that is not known to
-        be dead, and `moments` the latest (env_id, generation, event, time_s): when envs "failed"
-        and were "ready" again, in seconds of `time.monotonic`.
+        be dead, and `moments` has the latest (env_id, generation, event, time_s): when envs
+        "failed" and were "ready" again, in seconds of `time.monotonic`.
 
-        With spares, `spare_env_num` is how many there are (those that failed for good are none any
-        more), `spares_ready` how many of them have been reset, `swaps` how often one took the place
-        of another env, and `spare_failures` counts what they failed; `failures` does not. A worker
+        With spares, `spare_env_num` is how many there are (without those that failed for good),
+        `spares_ready` how many of them have been reset, `swaps` how often one took the place of
+        another env, and `spare_failures` counts their failures, which `failures` does not. A worker
         without `env_ids` has a spare.
 
         With `metrics`, `latency` has lists for "step" and "reset", with an entry for each env:
         `count`, an estimate, and `mean`, `p50`, `p90`, `p99` and `max` in seconds, or None.
 
-        With `limits`, `limits` says how many envs are being built or reset (`starting`) and wait
-        for that (`waiting_to_start`), are `leased` or waited for (`waiting_for_lease`), and what is
-        held of what is `shared`: `{"browser": {"units": 100, "held": 64}}`.
+        With `limits`, `limits` says how many envs are being built or reset (`starting`), wait for
+        that (`waiting_to_start`), or are `leased`, how many leases wait for an env
+        (`waiting_for_lease`), and how much of each `shared` cap is held:
+        `{"browser": {"units": 100, "held": 64}}`.
 
-        Where envs run on threads, `threads_abandoned` is how many threads were given up that still
-        run: in env code that hangs. It is true of this moment, also after `close`.
+        Where envs run on threads, `threads_abandoned` is how many threads that were given up still
+        run, in env code that hangs. It holds for the moment of the call, also after `close`.
 
-        `hot` is "used" where ordinary steps are taken in C, else it says why they are not.
+        `hot` is "used" if ordinary steps are taken in C; otherwise it says why they are not.
         """
         running = self._running  # another thread may close it from here on
         stats: dict[str, Any] = {**running.statistics.as_dict(), "states": self._states_by_name()}
@@ -1621,16 +1636,17 @@ class EnvManager:
     # -- close ----------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = None, terminate: bool = False) -> None:
-        """Close all envs and end all workers. Idempotent; from any thread.
+        """Close all envs and end all workers; idempotent, and callable from any thread.
 
-        Takes at most the grace plus about one second, however many envs hang; two or three if the
-        server of the workers is stopped (SIGSTOP). Timesteps that have not been delivered are lost
-        and counted as cancelled. Ctrl-C, and whatever else a signal handler raises in it, ends the
-        grace, and is raised when everything is released.
+        Takes at most the grace period plus about one second, however many envs hang; plus two or
+        three if the worker server is stopped (SIGSTOP). Timesteps that have not been delivered are
+        lost and counted as cancelled. Ctrl-C, or anything else that a signal handler raises
+        meanwhile, ends the grace period and is raised once everything is released.
 
         Args:
-            timeout_s: seconds that the envs get to close, all together; None: `close_timeout`.
-            terminate: do not ask the envs; terminate their workers at once.
+            timeout_s: the grace period: seconds that all envs together get to close; None:
+                `close_timeout`.
+            terminate: do not ask the envs to close; terminate their workers at once.
         """
         grace_s = validate.checked_grace(timeout_s, self._config.close_timeout)
         if validate.checked_flag(terminate, "terminate"):
@@ -1676,7 +1692,7 @@ def _refuse_without_memory(error: BaseException) -> None:
     """Say what can be done about a launch that got no memory, or no thread; all is closed.
 
     Raises:
-        LaunchError: it was one.
+        LaunchError: the launch failed for one of these reasons.
     """
     if isinstance(error, MemoryError) or str(error) == "can't start new thread":
         first = error.__context__ or error

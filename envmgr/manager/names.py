@@ -1,4 +1,4 @@
-"""Names that a manager does not have: what is said to who reads, sets or gives one."""
+"""Names that a manager does not have: the errors for reading, setting or passing one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OF_OTHERS = {
     "step_async": "send",
     "step_wait": "recv",
 }
-"""Names of gymnasium's vector envs and of Stable-Baselines3's, and what managers have for them."""
+"""Names of gymnasium's and Stable-Baselines3's vector envs, and what managers have instead."""
 
 
 def refuse_reading_of_others(name: str) -> None:
-    """Refuse a name of another library's, for which a manager has another one.
+    """Refuse a name from another library for which a manager has a different one.
 
     Raises:
-        EnvAttributeError: it is one.
+        EnvAttributeError: the name is one of these.
     """
     ours = _OF_OTHERS.get(name)
     if ours is not None:
@@ -47,8 +47,8 @@ def refuse_setting(name: str, value: object) -> None:
     """Refuse to set a public name that a manager does not have.
 
     Raises:
-        ConfigError: it is a key of the config.
-        EnvAttributeError: it may be an attribute of the envs, which would not hear of it.
+        ConfigError: the name is a key of the config.
+        EnvAttributeError: it may be an attribute of the envs, which would not be set in them.
     """
     shown = short_text(value)
     if name in checks_of(ManagerConfig):
@@ -66,8 +66,8 @@ def refuse_keys_of_config(given: Mapping[str, object]) -> None:
     """Refuse arguments that no manager has, and say where keys of the config go.
 
     Raises:
-        ConfigError: one is such a key.
-        TypeError: it is not.
+        ConfigError: an argument is a key of the config.
+        TypeError: an argument is not a key of the config.
     """
     for name, value in given.items():
         if name not in checks_of(ManagerConfig):

@@ -20,9 +20,10 @@ from envmgr.wire.messages import Attribute, Op, RemoteFailure
 
 
 def await_callable(engine: Engine, env_ids: Sequence[int], what: str) -> None:
-    """Wait for resets and repairs of envs, until they can be asked for something else.
+    """Wait for resets and repairs of envs, until they can take a request.
 
-    Or until an env is gone, or the run has failed. The engine's lock is held, here and below.
+    The wait also ends when an env is gone, or the run has failed. The engine's lock is held, here
+    and in the functions below.
 
     Raises:
         EnvNotReadyError: an env has an action under way, or waits for a step of others.
@@ -79,8 +80,8 @@ def attributes_of(name: str, env_ids: Sequence[int], answers: Sequence[Any]) -> 
     """Return the attributes that envs have answered with.
 
     Raises:
-        EnvAttributeError: an env has none of this name.
-        MethodAccessError: it is a method.
+        EnvAttributeError: an env has no attribute of this name.
+        MethodAccessError: the attribute is a method.
         EnvProtocolError: a host has answered something else.
     """
     for env_id, answer in zip(env_ids, answers, strict=True):

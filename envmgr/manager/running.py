@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(AbstractContextManager[Supervisor]):
-    """What a public call enters where there can be none now: raises an error."""
+    """The context that a public call enters while none is allowed: it raises an error."""
 
     def __init__(self, kind: type[EnvManagerError], text: str) -> None:
         self._kind = kind
@@ -41,11 +41,11 @@ class Refusal(AbstractContextManager[Supervisor]):
 
 
 class Refusals:
-    """What public calls enter while a manager is not launched.
+    """The contexts that public calls enter while a manager is not launched.
 
     Attributes:
-        not_launched: before the launch.
-        closed: after the end.
+        not_launched: the context before the launch.
+        closed: the context after the end.
     """
 
     def __init__(self, kind: type[EnvManagerError]) -> None:
@@ -76,8 +76,8 @@ class CallUnderWay(Refusal):
 class NotRunning:
     """What a manager has before its envs are started, and after they were closed.
 
-    It answers what may be asked at any time, and refuses the rest: a call that has been let in and
-    then comes upon this was overtaken by a signal handler that closed the manager.
+    It answers what may be asked at any time, and refuses the rest: if a call that was let in comes
+    upon this object, a signal handler has closed the manager during the call.
 
     Args:
         calling: refuses public calls.
@@ -101,7 +101,7 @@ class NotRunning:
 
     @property
     def itself(self) -> Running:
-        """What runs: nothing. So this and the next three properties raise.
+        """What runs. Nothing does, so this property and those that use it raise.
 
         Raises:
             ManagerClosedError: always.
@@ -130,18 +130,18 @@ class NotRunning:
 
     @property
     def generations(self) -> list[int]:
-        """How often each env was built anew: there are none."""
+        """How often each env was built anew; empty, as there are no envs."""
         return []
 
     def stats(self) -> dict[str, Any]:
-        """Return what `stats` shows of envs and workers while there are some: nothing."""
+        """Return nothing: `stats` shows more only while there are envs and workers."""
         return {}
 
     def hurry(self) -> None:
         """Do nothing: nothing is being ended."""
 
     def refuse_calls(self) -> None:
-        """Do nothing: they are refused."""
+        """Do nothing: calls are refused already."""
 
     def end(self, grace_s: float) -> NotRunning:
         """Do nothing: there is nothing to end."""
@@ -157,22 +157,22 @@ class Running:
         owner: the manager. If it is dropped without having been closed, the engine is closed with
             it; so nothing here refers to it.
         refusals: refuse public calls before the launch and after the end.
-        log: told of episodes and failures; None if nobody wants to know.
+        log: told of episodes and failures; None if there is none.
         normalization: told of what is handed out once more; None if there is none.
 
     Attributes:
         engine: runs the envs.
-        supervisor: keeps them.
+        supervisor: keeps the envs.
         gather: waits for their timesteps.
         statistics: what is counted since the launch.
         figures: gives what else is known of the launch; also after the end.
-        calling: what a public call enters. Once launched, it is the context of the engine; or
-            refuses, as long as a `call_async` is under way.
-        slot_rules: what holds for leases.
+        calling: the context that a public call enters. Once launched, it is that of the engine, or
+            one that refuses calls as long as a `call_async` is under way.
+        slot_rules: the rules for leases.
         action_checks: the check of each env's actions; None if they are not to be checked.
-        calls: makes calls for batches for coroutines.
-        is_built: all envs are built.
-        is_launched: all envs were reset, and nobody has closed them.
+        calls: makes calls for batches on behalf of coroutines.
+        is_built: whether all envs are built.
+        is_launched: whether all envs were reset, and nobody has closed them.
     """
 
     _owner: Owner | None = None
@@ -217,7 +217,7 @@ class Running:
         """Open the endpoint of metrics, if the config wants one.
 
         Raises:
-            MissingDependencyError, ConfigError: it cannot be had.
+            MissingDependencyError, ConfigError: it cannot be opened.
         """
         metrics, watch = self._config.metrics, self.engine.watch
         if metrics is not None and metrics.port is not None and watch is not None:
@@ -226,10 +226,10 @@ class Running:
 
     @property
     def owner(self) -> Owner:
-        """The thread that owns the engine while envs are leased; it is started by this.
+        """The thread that owns the engine while envs are leased; reading this starts it.
 
         Raises:
-            LeaseError: no thread can be had.
+            LeaseError: no thread can be started.
         """
         owner = self._owner
         if owner is None:
@@ -252,7 +252,7 @@ class Running:
 
     @property
     def itself(self) -> Running:
-        """This, which runs."""
+        """What runs: this object."""
         return self
 
     @property
@@ -281,7 +281,7 @@ class Running:
         }
 
     def _limits(self) -> dict[str, Any]:
-        """Return who has and who waits for what has a cap; nothing where there are none."""
+        """Return how much of each cap is in use or waited for; empty if there are no caps."""
         if self._config.limits is None:
             return {}
         starts, units, owner = self.supervisor.hosts.starts, self.engine.units, self._owner
@@ -296,7 +296,7 @@ class Running:
         }
 
     def _workers(self) -> list[dict[str, Any]]:
-        """Return the pid and the envs of each worker process; nothing if envs run in this one."""
+        """Return the pid and the envs of each worker process; empty if envs run in this one."""
         pids = self.engine.transport.pids
         return [
             {"pid": pid, "env_ids": [env.env_id for env in group.envs if not env.is_spare]}
@@ -322,7 +322,7 @@ class Running:
             grace_s: seconds that envs get to close.
 
         Returns:
-            What stands in the place of this from now on.
+            What takes the place of this object from now on.
         """
         self.figures()  # for the last time with what hosts have measured
         if self._config.trace is not None:

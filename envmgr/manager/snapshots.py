@@ -1,6 +1,6 @@
 """Snapshots of the envs of a manager: what one holds, its file, and how it is taken and read.
 
-`EnvManager.snapshot` and `EnvManager.restore` have the order in which these things are done.
+`EnvManager.snapshot` and `EnvManager.restore` show the order in which these things are done.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from envmgr.whole_files import write_whole
 from envmgr.wire.messages import EnvDescription
 
 FORMAT = 1
-"""Of snapshots; those of another one are refused."""
+"""The format of snapshots; those of another format are refused."""
 
 _MAGIC = b"envmgr snapshot\n"
 _MOST_HEADER_BYTES = 1 << 28
 
 
 class EnvSnapshot(NamedTuple):
-    """One env.
+    """The snapshot of one env.
 
     Attributes:
-        kind: what it is, for comparison.
+        kind: what the env is, for comparison.
         record: what the manager knows of it, pickled.
-        state: what its host knows, as that has pickled it.
-        episodes: how many it had ended in its host.
+        state: what its host knows, pickled by the host.
+        episodes: how many episodes it had ended in its host.
     """
 
     kind: str
@@ -59,13 +59,13 @@ class EnvSnapshot(NamedTuple):
 class Snapshot:
     """All envs of a manager at one moment: `manager.snapshot()` takes it, `restore` puts it back.
 
-    A plain value, which can be pickled, and saved in a file of its own. Nothing that it holds is
-    unpickled before it is restored; what is restored may run code: see docs/security.md.
+    It is a plain value that can be pickled, or saved in a file of its own. Nothing that it holds is
+    unpickled before it is restored; restoring it may run code: see docs/security.md.
 
     Attributes:
-        envs: by env_id.
-        common: what is not of one env: spaces, seeds, streams of random actions; pickled.
-        format: of these parts.
+        envs: the snapshot of each env, by env_id.
+        common: what does not belong to one env (spaces, seeds, streams of random actions), pickled.
+        format: the format of these parts.
     """
 
     envs: tuple[EnvSnapshot, ...]
@@ -79,7 +79,7 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Size of what it holds."""
+        """Size of its contents in bytes."""
         return sum(map(len, self._parts()))
 
     def _parts(self) -> list[bytes]:
@@ -89,13 +89,13 @@ class Snapshot:
         return f"Snapshot({self.env_num} envs, {self.nbytes} bytes, format {self.format})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it into a file: whole, or not at all; a file that is there is replaced.
+        """Write the snapshot to a file, whole or not at all; an existing file is replaced.
 
-        Only its owner may read it.
+        Only the owner of the file may read it.
 
         Raises:
-            ConfigError: this is no path.
-            OSError: it cannot be written; what was there before is as it was.
+            ConfigError: `path` is not a path.
+            OSError: the file cannot be written; what was there before is unchanged.
         """
         target = Path(_checked_path(path))
         parts = self._parts()
@@ -109,13 +109,13 @@ class Snapshot:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Snapshot:
-        """Read it from a file that `save` has written. Nothing in it is run.
+        """Read a snapshot from a file that `save` has written; no code in it is run.
 
         Raises:
-            ConfigError: this is no path.
+            ConfigError: `path` is not a path.
             OSError: the file cannot be read.
-            SnapshotMismatchError: it is of another version.
-            SnapshotError: it is no snapshot, or is damaged.
+            SnapshotMismatchError: the snapshot is of another version.
+            SnapshotError: the file is not a snapshot, or is damaged.
         """
         name = _checked_path(path)
         with open(name, "rb") as file:
@@ -156,7 +156,7 @@ def check_format(found: Any, where: str) -> None:
     """Refuse snapshots of another version.
 
     Raises:
-        SnapshotMismatchError: it is one.
+        SnapshotMismatchError: the format is of another version.
     """
     if type(found) is not int or found != FORMAT:
         raise SnapshotMismatchError(
@@ -186,14 +186,14 @@ def _digest(parts: list[bytes]) -> str:
 
 
 class CommonState(NamedTuple):
-    """What a snapshot has that is not of one env.
+    """The parts of a snapshot that do not belong to one env.
 
     Attributes:
         spaces: the observation and the action space of each env.
         sampled: the spaces that random actions are drawn from, with their generators.
-        seeds: by env_id.
+        seeds: the seed of each env, by env_id.
         dynamic_seeds: what was asked for, and what holds until the next reset.
-        normalization: the running statistics, if there are some.
+        normalization: the running statistics, if there are any.
     """
 
     spaces: list[tuple[Any, Any]]
@@ -204,10 +204,10 @@ class CommonState(NamedTuple):
 
 
 def refuse_spares(what: str, spare_num: int) -> None:
-    """Refuse what is not for managers with spares.
+    """Refuse a call that managers with spares do not support.
 
     Raises:
-        SnapshotError: there are some.
+        SnapshotError: there are spares.
     """
     if spare_num:
         raise SnapshotError(
@@ -217,10 +217,10 @@ def refuse_spares(what: str, spare_num: int) -> None:
 
 
 def refuse_rows(what: str, envs: Sequence[ManagedEnv]) -> None:
-    """Refuse what is not for rows of batched envs.
+    """Refuse a call that rows of batched envs do not support.
 
     Raises:
-        SnapshotError: there are some.
+        SnapshotError: there are such rows.
     """
     rows = [env.env_id for env in envs if env.batch is not None]
     if rows:
@@ -231,7 +231,10 @@ def refuse_rows(what: str, envs: Sequence[ManagedEnv]) -> None:
 
 
 def come_to_rest(engine: Engine, what: str) -> None:
-    """Wait until nothing is under way in any host, or the run has failed. Its lock is held."""
+    """Wait until nothing is under way in any host, or the run has failed.
+
+    The engine's lock is held.
+    """
     supervisor = engine.supervisor
     repair, table = supervisor.repair, supervisor.table
     engine.uninterrupted(partial(hurry_to_rest, supervisor.hosts))
@@ -248,10 +251,10 @@ def snapshot_of(
 
     Args:
         records: what the manager knows of each env.
-        taken: what the host of each env has answered: its state and its count of episodes, or why
-            that cannot be taken.
-        descriptions: of the envs.
-        common: what is not of one env.
+        taken: the answer of each env's host: the env's state and its count of episodes, or the
+            reason why the state cannot be taken.
+        descriptions: the descriptions of the envs.
+        common: what does not belong to one env.
 
     Raises:
         SnapshotError: a state cannot be taken, or a part cannot be pickled.
@@ -289,14 +292,14 @@ def _pickled(value: Any, what: str) -> bytes:
 
 
 def checked_snapshot(given: Any, env_num: int) -> Snapshot:
-    """Return a snapshot, or the one in a file, if it may be one of as many envs.
+    """Return the given snapshot, or the one in a file, if it may be one of `env_num` envs.
 
     Nothing that it holds is unpickled yet.
 
     Raises:
-        ConfigError: it is neither a snapshot nor a path.
+        ConfigError: `given` is neither a snapshot nor a path.
         OSError: the file cannot be read.
-        SnapshotError: it is damaged.
+        SnapshotError: the snapshot is damaged.
         SnapshotMismatchError: it is of another version, or of another number of envs.
     """
     snapshot = Snapshot.load(given) if isinstance(given, (str, os.PathLike)) else given
@@ -323,7 +326,7 @@ def read_snapshot(
     """Return what a snapshot holds, if it is of envs like these.
 
     Raises:
-        SnapshotMismatchError: it is of others, or cannot be read.
+        SnapshotMismatchError: it is of other envs, or cannot be read.
     """
     for env_id, env in enumerate(snapshot.envs):
         kind = _kind_of(descriptions[env_id])
@@ -355,7 +358,7 @@ def read_snapshot(
 
 
 def _is_whole(snapshot: Snapshot) -> bool:
-    """Whether a snapshot has the parts that it should have; what they hold is not looked at."""
+    """Return whether a snapshot has the parts that it should have, whatever these hold."""
     envs: Any = snapshot.envs
     common: Any = snapshot.common
     return (

@@ -1,4 +1,4 @@
-"""What coroutines have done by threads, so that their event loop is never blocked."""
+"""Work that threads do for coroutines, so that their event loop is never blocked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCHING = thread_name("launching")
 
 
 class _Job:
-    """Something that a thread does for the coroutine that makes this."""
+    """A function that a thread runs for the coroutine that makes this job."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -30,7 +30,7 @@ class _Job:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it, and tell the coroutine."""
+        """Run the function, and notify the coroutine."""
         try:
             self.result = self._function()
         except BaseException as error:
@@ -40,7 +40,7 @@ class _Job:
         self.done.notify()
 
     def leave(self, undo: Callable[[], None]) -> None:
-        """Have it undone once it is done: nobody awaits it any more."""
+        """Have the job undone once it is done: nobody awaits it any more."""
         self._undo.append(undo)
         if self._has_ended:
             self._undo_it()
@@ -54,7 +54,7 @@ class _Job:
             undo()
 
     def outcome(self) -> Any:
-        """Return what it gave, or raise what it raised."""
+        """Return what the function returned, or raise what it raised."""
         if self.error is not None:
             raise self.error
         return self.result
@@ -67,15 +67,15 @@ async def in_thread(
     *,
     at_last: Callable[[], None] | None = None,
 ) -> T:
-    """Do something in a thread of its own, and wait until it is done.
+    """Run a function in a thread of its own, and wait until it has ended.
 
-    Being cancelled does not end that wait, as what is done is bounded.
+    Cancellation does not end the wait, as the function takes a bounded time.
 
     Args:
-        function: what.
-        name: of the thread.
-        on_cancel: called, in another thread, when the wait is cancelled: has it end sooner.
-        at_last: called likewise when it is done, if the wait was cancelled.
+        function: the function to run.
+        name: the name of the thread.
+        on_cancel: called, in another thread, when the wait is cancelled: has `function` end sooner.
+        at_last: called likewise when `function` has ended, if the wait was cancelled.
     """
     job = _Job(function)
     thread = threading.Thread(target=job.run, name=name, daemon=True)
@@ -100,7 +100,7 @@ async def in_thread(
 
 
 async def _hurry(function: Callable[[], None] | None, name: str) -> None:
-    """Do something in a thread of its own for who was cancelled, and wait until it is done."""
+    """Run a function in its own thread for a cancelled coroutine; wait until it has ended."""
     if function is not None:
         job = _Job(function)
         start_thread(threading.Thread(target=job.run, name=name, daemon=True))
@@ -108,7 +108,7 @@ async def _hurry(function: Callable[[], None] | None, name: str) -> None:
 
 
 class CallThread:
-    """A thread that makes the calls of coroutines for batches, one after another."""
+    """A thread that makes calls for batches on behalf of coroutines, one after another."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -122,13 +122,13 @@ class CallThread:
         undo: Callable[[], None],
         taken: Callable[[], None],
     ) -> T:
-        """Make a call.
+        """Make a call in the thread, and return what it returns.
 
         Args:
             call: the call.
-            abandon: has it end soon, with nothing done.
-            undo: takes back what it has returned.
-            taken: told that it is not to be undone any more.
+            abandon: has the call end soon, with nothing done.
+            undo: takes back what the call has returned.
+            taken: called when the call is not to be undone any more.
         """
         if self._thread is None:
             thread = threading.Thread(

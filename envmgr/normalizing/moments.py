@@ -14,12 +14,12 @@ Floats = npt.NDArray[np.float64]
 
 
 class Moments(NamedTuple):
-    """What was seen of something so far, each element by itself.
+    """The moments of the values seen so far, each element by itself.
 
     Attributes:
-        n_seen: how many.
-        mean: of them.
-        squares: the sum of the squares of their distances from that.
+        n_seen: how many values were seen.
+        mean: their mean.
+        squares: the sum of their squared distances from the mean.
     """
 
     n_seen: int
@@ -35,9 +35,9 @@ class Moments(NamedTuple):
         return variance
 
     def seen(self, batch: Array) -> Moments:
-        """Return the same with the rows of a batch (Chan, Golub and LeVeque, 1979).
+        """Return the moments with the rows of a batch added (Chan, Golub and LeVeque, 1979).
 
-        A row with a NaN or an infinite number would be all that is left of it: it is passed over.
+        A row with a NaN or an infinite number is skipped, as it would spoil the moments for good.
         """
         rows = batch.astype(np.float64)
         finite = np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
@@ -57,40 +57,41 @@ class Moments(NamedTuple):
 
 
 def no_moments(shape: tuple[int, ...]) -> Moments:
-    """Return the moments of nothing, which are of this shape."""
+    """Return moments of this shape, with no values seen."""
     return Moments(0, np.zeros(shape), np.zeros(shape))
 
 
 def saved(moments: Moments) -> dict[str, Any]:
-    """Return moments as a dict of arrays of its own."""
+    """Return moments as a dict of arrays, which are copies."""
     return {name: np.array(value) for name, value in moments._asdict().items()}
 
 
 def as_moments(saved: Mapping[str, Any]) -> Moments:
-    """Return what `saved` gave, of whatever shape.
+    """Return the moments that `saved` made a dict of, whatever their shape.
 
     Raises:
-        KeyError, TypeError, ValueError: it is something else.
+        KeyError, TypeError, ValueError: the argument is something else.
     """
     mean, squares = (np.array(saved[name], np.float64) for name in ("mean", "squares"))
     return Moments(int(saved["n_seen"]), mean, array_like(squares, mean))
 
 
 def loaded(saved: Mapping[str, Any], like: Moments) -> Moments:
-    """Return what `saved` gave.
+    """Return the moments that `saved` made a dict of, if they have the shape of `like`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is something else, or of another shape than `like`.
+        KeyError, TypeError, ValueError: the argument is something else, or has another shape than
+            `like`.
     """
     mean, squares = (array_like(saved[name], like.mean) for name in ("mean", "squares"))
     return Moments(int(saved["n_seen"]), mean, squares)
 
 
 def array_like(value: Any, like: Any) -> Any:
-    """Return an array of its own, of the dtype of another one.
+    """Return a value as a new array of the dtype of `like`.
 
     Raises:
-        TypeError, ValueError: it has not the shape of that.
+        TypeError, ValueError: its shape is not that of `like`.
     """
     array = np.array(value, like.dtype)
     if array.shape != like.shape:

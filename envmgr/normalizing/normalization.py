@@ -1,9 +1,9 @@
-"""What is done to timesteps as they are handed out: normalising, and statistics of episodes.
+"""The processing of timesteps as they are handed out: normalising, and statistics of episodes.
 
-All of it is one function of what is delivered, in the order in which it is: the same for timesteps
-by env_id and for arrays, on every kind. The state is replaced as a whole, once per call, and counts
-only when that call has returned: what an interrupted call gives back is delivered, and counted,
-later.
+The results depend only on what is delivered, and in which order: they are the same for timesteps by
+env_id and for arrays, on every kind. The state is replaced as a whole, once per call, and the new
+state counts only when that call has returned: timesteps that an interrupted call gives back are
+delivered, and counted, later.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VERSION = 1
 
 
 class _Told(NamedTuple):
-    """What becomes of timesteps: observations, rewards, and statistics by env_id."""
+    """The results for timesteps: observations, rewards, and statistics of episodes by env_id."""
 
     obs: Any
     rewards: Floats | None
@@ -52,14 +52,14 @@ class _Told(NamedTuple):
 
 
 class Normalization:
-    """Running statistics of what a manager hands out, shared over its envs.
+    """Running statistics of what a manager hands out, shared by its envs.
 
     Args:
-        config: of the manager.
-        env_num: how many envs.
+        config: the config of the manager.
+        env_num: how many envs it has.
 
     Attributes:
-        frozen: the statistics stay as they are, as for evaluation.
+        frozen: whether the statistics stay as they are, as for evaluation.
     """
 
     def __init__(self, config: ManagerConfig, env_num: int) -> None:
@@ -78,10 +78,10 @@ class Normalization:
     # -- for the manager --------------------------------------------------------------------
 
     def adopt(self, descriptions: Sequence[EnvDescription]) -> list[EnvDescription]:
-        """Take over what envs say of themselves; return what users are shown of that.
+        """Adopt the descriptions of the envs, and return them as users are shown them.
 
         Raises:
-            ConfigError: what they give cannot be normalised, or not together.
+            ConfigError: what the envs give cannot be normalised, or not together.
         """
         space = descriptions[0].observation_space
         if self._with_obs and any(d.observation_space != space for d in descriptions):
@@ -132,11 +132,11 @@ class Normalization:
         return description
 
     def begin(self, env_ids: Sequence[int]) -> None:
-        """These envs are reset without a timestep that says so."""
+        """Note that these envs are reset without a timestep that says so."""
         self._state = self._settled().begun(list(env_ids), monotonic())
 
     def owed(self, env_ids: Iterable[int]) -> None:
-        """Timesteps of these envs that were handed out will be handed out again."""
+        """Note that timesteps of these envs that were handed out will be handed out again."""
         state = self._settled()
         self._state = state._replace(counted=state.counted.union(env_ids))
 
@@ -163,7 +163,7 @@ class Normalization:
     def timesteps(
         self, timesteps: dict[int, EnvTimestep], fate: Fate | None
     ) -> dict[int, EnvTimestep]:
-        """Return what is handed out in place of timesteps by env_id."""
+        """Return the timesteps by env_id that are handed out in place of these."""
         if not timesteps:
             return timesteps
         ids, steps = np.fromiter(timesteps, np.int64, len(timesteps)), list(timesteps.values())
@@ -185,7 +185,7 @@ class Normalization:
         return made
 
     def batch(self, batch: ArrayBatch, fate: Fate | None) -> ArrayBatch:
-        """Return what is handed out in place of timesteps as arrays."""
+        """Return the timesteps as arrays that are handed out in place of these."""
         if not len(batch.env_ids):
             return batch
         if self._needs_rewards and (batch.reward.ndim != 1 or batch.reward.dtype == object):
@@ -212,9 +212,10 @@ class Normalization:
         normal: Bools,
         done: Bools,
     ) -> _Told:
-        """Count timesteps, once their call has returned, and say what they become.
+        """Return the results for timesteps, and count these once their call has returned.
 
-        Those that are handed out once more were counted, and are told the same again.
+        Timesteps that are handed out once more were counted before, and get the same statistics of
+        episodes again.
         """
         state = self._settled()
         episodes: dict[int, dict[str, Any]] = {}
@@ -269,7 +270,7 @@ class Normalization:
         return with_leaves(obs, leaves)
 
     def _settled(self) -> State:
-        """Return the state: with what the latest call took, if that has returned."""
+        """Return the state, including what the latest call took, if that call has returned."""
         pending = self._pending
         if pending is not None:
             fate, state = pending
@@ -282,17 +283,17 @@ class Normalization:
 
     @property
     def obs_mean(self) -> dict[str, Floats]:
-        """The means of observations, by the path of each array in them ("" for a lone one)."""
+        """The means of observations, by the path of each array in them ("" for a single one)."""
         return {name: moments.mean.copy() for name, moments in self._named().items()}
 
     @property
     def obs_variance(self) -> dict[str, Floats]:
-        """Their variances."""
+        """The variances of observations, by path as in `obs_mean`."""
         return {name: np.array(moments.variance) for name, moments in self._named().items()}
 
     @property
     def return_variance(self) -> float:
-        """The variance of discounted returns, by whose root rewards are divided."""
+        """The variance of discounted returns; rewards are divided by its square root."""
         return float(self._settled().reward.variance)
 
     def _named(self) -> dict[str, Moments]:
@@ -302,11 +303,11 @@ class Normalization:
         return dict(zip(names, self._settled().obs, strict=True))
 
     def state_dict(self, *, episodes: bool = False) -> dict[str, Any]:
-        """Return the statistics, as a dict of numbers and arrays that are copies.
+        """Return the statistics as a dict of numbers and of arrays that are copies.
 
         Args:
-            episodes: with the episodes that are under way: for a run that goes on with the same
-                envs at the same step.
+            episodes: include the episodes under way, for a run that goes on with the same envs at
+                the same step.
         """
         state = self._settled()
         kept: dict[str, Any] = {
@@ -319,11 +320,13 @@ class Normalization:
         return kept
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave. Before the spaces of the envs are known it is kept.
+        """Load the statistics that `state_dict` returned, to go on from them.
+
+        If the spaces of the envs are not known yet, the statistics are kept until they are.
 
         Raises:
-            ConfigError: it is of another version, or of other observations or envs; nothing was
-                loaded.
+            ConfigError: the statistics are of another version, or of other observations or envs;
+                nothing was loaded.
         """
         try:
             if state_dict["version"] != VERSION:
@@ -353,7 +356,7 @@ class Normalization:
 
 
 def normalization_of(config: ManagerConfig, env_num: int) -> Normalization | None:
-    """Return what a config asks for; None if that is nothing."""
+    """Return the normalisation that a config asks for, or None."""
     asked = config.normalize_obs or config.normalize_reward or config.episode_statistics
     return Normalization(config, env_num) if asked else None
 

@@ -16,18 +16,18 @@ OF_EPISODES = ("discounted", "returns", "lengths", "is_new")
 
 
 class State(NamedTuple):
-    """All that is known.
+    """All that is known of what was handed out.
 
     Attributes:
-        obs: of each array that is normalised.
-        reward: of discounted returns.
+        obs: the moments of each array that is normalised.
+        reward: the moments of discounted returns.
         discounted: the discounted return of each env's episode so far.
         returns: its sum of rewards so far.
-        lengths: its steps so far.
+        lengths: its number of steps so far.
         began_s: when the episode before it ended.
-        is_new: the next observation that the env shows is the first of an episode.
+        is_new: whether the next observation that the env shows is the first of an episode.
         counted: envs whose next timestep was counted, and is handed out once more.
-        told: by env_id: the statistics of its episode that ended last.
+        told: the statistics of each env's episode that ended last, by env_id.
     """
 
     obs: tuple[Moments, ...]
@@ -53,9 +53,9 @@ class State(NamedTuple):
     def with_rewards(
         self, ids: Any, rewards: Floats, counted: Any, done: Any, gamma: float
     ) -> State:
-        """Return the state with the discounted returns that rewards lead to; `counted` are.
+        """Return the state with the discounted returns after these rewards; those `counted` count.
 
-        A NaN or an infinite reward would be all that is left of its episode: it is passed over.
+        A NaN or an infinite reward is skipped, as nothing else would be left of its episode.
         """
         discounted, finite = self.discounted.copy(), np.isfinite(rewards)
         now = discounted[ids] * gamma + np.where(finite, rewards, 0.0)
@@ -65,7 +65,7 @@ class State(NamedTuple):
     def with_episodes(
         self, ids: Any, rewards: Floats, normal: Any, done: Any, now: float
     ) -> tuple[State, dict[int, dict[str, Any]]]:
-        """Return the state with these rewards in it, and what has ended, by env_id."""
+        """Return the state with these rewards added, and the episodes that ended, by env_id."""
         returns, lengths = self.returns.copy(), self.lengths.copy()
         returns[ids] += rewards
         lengths[ids] += 1

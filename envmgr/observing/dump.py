@@ -1,4 +1,4 @@
-"""What a dump of a trainer says: of every env, and where its workers are."""
+"""Dumps of a trainer: what every env is doing, and where its workers are."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from envmgr.wire.board import COUNTERS, Activity, Board, text_in
 
 _MOST_ERROR = 160
 IDLE = " in await_bell\n"
-"""How a line of stacks ends that is where workers wait."""
+"""The end of the line of a stack in which a worker waits for requests."""
 
 _HEADER = ("env", "state", "at", "for", "generation", "episodes", "failures")
 
 
 def figures_of(board: Board, *, stacks: bool) -> dict[str, Any]:
-    """Return what a board says, as values that JSON holds.
+    """Return what a board says, as JSON-compatible values.
 
     Args:
-        board: a copy, or one that goes on.
-        stacks: ask worker processes for theirs.
+        board: a copy of a board, or one that still changes.
+        stacks: whether to ask worker processes for their stacks.
     """
     shown, now = board.read(), time.monotonic()
     plan, ask = shown.plan, Stacks()
@@ -85,12 +85,13 @@ def dump_of(boards: Sequence[Board], *, stacks: bool = True) -> str:
     """Return a dump as text.
 
     Args:
-        boards: of one process.
-        stacks: ask worker processes for theirs, which takes a tenth of a second for one that does
-            not answer.
+        boards: the boards of one process.
+        stacks: whether to ask worker processes for their stacks, which takes a tenth of a second
+            for each that does not answer.
 
     Returns:
-        What they say, with escapes for what would command a terminal: it is of other processes.
+        What the boards say. It comes from other processes, so what would control a terminal is
+        escaped.
     """
     parts = [_text_of(figures_of(board, stacks=stacks)) for board in boards]
     return plain("\n\n".join(parts)) + "\n"

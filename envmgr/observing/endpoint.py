@@ -1,4 +1,4 @@
-"""An OpenMetrics endpoint on the loopback interface, by `prometheus_client`."""
+"""An OpenMetrics endpoint on the loopback interface, with `prometheus_client`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from envmgr.wire.latencies import BOUNDS, KINDS, N_BUCKETS, SUM, Numbers, quanti
 ADDRESS = "127.0.0.1"
 _SHOWN = (0.5, 0.99)
 _PER_BUCKET = 8
-"""A scrape has a bucket for each doubling of time."""
+"""How many buckets of a board make one of a scrape, which has one for each doubling of time."""
 
 _MEANINGS = {
     "actions": "actions accepted",
@@ -30,17 +30,17 @@ _MEANINGS = {
 
 
 class Endpoint:
-    """Shows the board of a manager to who asks for `/metrics`.
+    """A server that shows the board of a manager to whoever asks for `/metrics`.
 
     Args:
         board: returns the board; None once there is none.
 
     Attributes:
-        port: that it listens on.
+        port: the port that it listens on.
 
     Raises:
         MissingDependencyError: `prometheus_client` is not installed.
-        ConfigError: the port is taken, or not ours to take.
+        ConfigError: the port is taken, or this process may not take it.
     """
 
     def __init__(self, port: int, board: Callable[[], Board | None]) -> None:
@@ -66,21 +66,21 @@ class Endpoint:
         self.port: int = self._server.server_port
 
     def end(self) -> None:
-        """Listen no more; idempotent."""
+        """Stop listening; idempotent."""
         if self._thread.is_alive():
             self._server.shutdown()
             join_thread(self._thread)
         self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
-        """Return what is shown, for `prometheus_client`."""
+        """Yield the metric families to show, for `prometheus_client`."""
         board = self._board()
         if board is not None:
             yield from families_of(board.read())
 
 
 def families_of(board: Board) -> Iterator[Any]:
-    """Return what is shown of a board, as metric families of `prometheus_client`."""
+    """Yield what is shown of a board, as metric families of `prometheus_client`."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     for name, value in zip(COUNTERS, board.counters.tolist(), strict=True):

@@ -29,19 +29,19 @@ from envmgr.texts import logged
 from envmgr.types import Clock, EnvTimestep, is_abnormal, monotonic
 
 _MOST_OF_A_NAME = 200
-"""So many characters of the name of an exception's class are written; envs choose it."""
+"""How many characters of an exception's class name are written: envs choose that name."""
 
 
 class _Accounts(NamedTuple):
     """What is known of the episodes that calls for batches have under way; replaced as a whole.
 
     Attributes:
-        returns: by env_id: the sum of rewards; None before the first.
-        lengths: timesteps.
-        counted: envs whose next timestep was counted, and is handed out once more.
-        taken: what is to become of the latest timesteps, and whose they are.
-        lines: what is to be written; empty once it was.
-        n_bytes: of that.
+        returns: the sum of rewards by env_id; None before the first.
+        lengths: number of timesteps by env_id.
+        counted: envs whose next timestep was counted already, and is handed out once more.
+        taken: what is to become of the latest timesteps, and which envs they are of.
+        lines: what is to be written; empty once it was written.
+        n_bytes: number of bytes in `lines`.
     """
 
     returns: list[Any]
@@ -53,11 +53,11 @@ class _Accounts(NamedTuple):
 
 
 class EpisodeLog:
-    """Appends to the file of `episode_log`.
+    """The writer that appends to the file of `episode_log`.
 
-    Calls for batches tell it what they send and hand out; whatever else has the engine tells it of
-    failures and of the episodes of leases. What an interrupted call hands out once more is counted
-    once.
+    Calls for batches tell it what they send and hand out; whoever has the engine tells it of
+    failures and of the episodes of leases. A timestep that an interrupted call hands out once more
+    is counted once.
 
     Args:
         clock: monotonic seconds.
@@ -75,7 +75,7 @@ class EpisodeLog:
 
     def _begin(self) -> None:
         n = self._env_num
-        # Of each env's episode: which it is, of which generation the env was, and since when.
+        # Of each env's episode: its number, the env's generation at its begin, and when that was.
         self._episodes, self._generations = [-1] * n, [0] * n
         self._began_s = [self._clock()] * n
         self._accounts = _Accounts([None] * n, [0] * n, frozenset(), (None, ()), [], 0)
@@ -84,7 +84,7 @@ class EpisodeLog:
         """Open the file for a launch.
 
         Raises:
-            ConfigError: it cannot be written, or is no file.
+            ConfigError: it cannot be written, or is not a regular file.
         """
         if self._fd is not None:
             return
@@ -118,7 +118,7 @@ class EpisodeLog:
     # -- calls for batches ----------------------------------------------------------------------
 
     def sent(self, table: EnvTable, env_ids: Iterable[int]) -> None:
-        """These envs were sent actions by a call for batches."""
+        """Note that a call for batches has sent actions to these envs."""
         episodes, known = table.episodes, self._episodes
         begun = [i for i in env_ids if episodes[i] != known[i]]
         if not begun:
@@ -135,7 +135,7 @@ class EpisodeLog:
             known[env_id] = episodes[env_id]
 
     def timesteps(self, timesteps: Mapping[int, EnvTimestep], fate: Fate | None) -> None:
-        """These timesteps are handed out.
+        """Note that these timesteps are handed out.
 
         Args:
             timesteps: by env_id.
@@ -149,7 +149,7 @@ class EpisodeLog:
         self._count(list(timesteps), rewards, ended, fate)
 
     def batch(self, batch: ArrayBatch, fate: Fate | None) -> None:
-        """As `timesteps`, with arrays."""
+        """Do the same as `timesteps`, with arrays."""
         ids, reward = batch.env_ids.tolist(), batch.reward
         ended: dict[int, Any] = {env_id: {} for env_id in batch.ended.tolist()}
         for k in batch.abnormal:
@@ -158,7 +158,7 @@ class EpisodeLog:
         self._count(ids, rewards, ended, fate)
 
     def owed(self, env_ids: Iterable[int]) -> None:
-        """Timesteps of these envs that were handed out will be handed out again."""
+        """Note that timesteps of these envs that were handed out will be handed out again."""
         accounts = self._settled()
         self._accounts = accounts._replace(counted=accounts.counted.union(env_ids))
 
@@ -186,7 +186,7 @@ class EpisodeLog:
             self._flush()
 
     def _settled(self) -> _Accounts:
-        """Return the accounts, once it is known what has become of the latest timesteps."""
+        """Return the accounts, updated with what has become of the latest timesteps."""
         self._flush()
         accounts = self._accounts
         fate, ids = accounts.taken
@@ -198,7 +198,7 @@ class EpisodeLog:
     def _line_of(self, env_id: int, info: Any, total: Any, length: int) -> bytes:
         """Return the line of an episode that has ended with this info."""
         now, cause = self._clock(), failure_in(info)
-        # A step that failed before it was sent has a failure of something else than a step.
+        # If a step failed before it was sent, its failure is one of something other than a step.
         status = status_of(cause, was_sent=cause is None or cause.during == "step")
         if cause is None and is_abnormal(info):
             status = OutcomeStatus.FAILED
@@ -218,16 +218,16 @@ class EpisodeLog:
     # -- whoever has the engine -----------------------------------------------------------------
 
     def episode(self, outcome: Outcome, length: int) -> None:
-        """An episode of a lease has ended.
+        """Note that an episode of a lease has ended.
 
         Args:
-            outcome: of the episode.
-            length: its timesteps.
+            outcome: the outcome of the episode.
+            length: its number of timesteps.
         """
         self._write(_line("episode", outcome, length=length, attempt=outcome.attempt))
 
     def failed(self, failure: EnvFailure) -> None:
-        """An env, or a spare, has failed."""
+        """Note that an env, or a spare, has failed."""
         outcome = Outcome(
             status=status_of(failure),
             during=failure.during,
@@ -245,7 +245,7 @@ class EpisodeLog:
     def _flush(self) -> None:
         """Write the lines of a call for batches.
 
-        They are taken and written in one go: an interrupt comes before both or after.
+        They are taken and written in one go: an interrupt comes before both or after both.
         """
         accounts, fd, written = self._accounts, self._fd, self._written
         if not accounts.lines or fd is None:
@@ -271,7 +271,7 @@ class EpisodeLog:
             self._failed(error)
 
     def _mend(self, fd: int) -> None:
-        """End a line of which the disk has taken a part; if that fails, no other follows it."""
+        """End a line that was only written in part; if that fails, no other line follows it."""
         if self._is_torn:
             os.write(fd, b"\n")
             self._is_torn = False
@@ -317,7 +317,7 @@ def _line(what: str, outcome: Outcome, *, length: int | None, attempt: int | Non
 
 
 def plain(reward: Any) -> Any:
-    """Return a return as JSON holds it: numbers, lists and mappings of them; else None."""
+    """Return a return as JSON can hold it: numbers, lists and mappings of them; else None."""
     if isinstance(reward, Mapping):
         return {str(name): plain(one) for name, one in reward.items()}
     if isinstance(reward, (list, tuple)):

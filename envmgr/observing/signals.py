@@ -1,4 +1,4 @@
-"""A dump when a signal comes, and stacks when a fatal one does."""
+"""A dump when a signal comes, and stacks when a fatal signal comes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from envmgr.wire.board import own_boards
 
 
 class _Dumper:
-    """A signal handler that has a dump written, and then calls the one that was there."""
+    """A signal handler that has a dump written, and then calls the previous handler."""
 
     def __init__(self, path: str | None, before: Callable[..., Any] | None) -> None:
         self._path = path
         self._before = before
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        # On a thread of its own, and by one system call: what the signal has interrupted may hold
-        # any lock, that of stderr first of all.
+        # In a thread of its own, and with one system call: the code that the signal has interrupted
+        # may hold any lock, that of stderr first of all.
         _thread.start_new_thread(self._write, ())
         if self._before is not None:
             self._before(number, frame)
@@ -50,27 +50,28 @@ def write_text(path: str | None, text: str) -> None:
 
 
 def dump_on_signal(signal_number: int | None = None, file: str | None = None) -> None:
-    """Have a signal write a dump of all managers of this process; from now on.
+    """Have a signal write a dump of all managers of this process from now on.
 
-    What `envmgr dump` prints: the state of every env, and where its workers are. The run goes on
-    meanwhile. A handler that is there is called afterwards. Python runs handlers between two
-    bytecodes of the main thread: of a trainer that hangs in C code, ask `envmgr dump` instead.
+    The dump is what `envmgr dump` prints: the state of every env, and where its workers are. The
+    run goes on meanwhile. A handler that was set before is called afterwards. Python runs handlers
+    between two bytecodes of the main thread: for a trainer that hangs in C code, use `envmgr dump`
+    instead.
 
     Args:
-        signal_number: which; None: SIGUSR1.
-        file: path of a file that dumps are appended to; None: stderr.
+        signal_number: the signal; None means SIGUSR1.
+        file: path of a file that dumps are appended to; None means stderr.
 
     Raises:
-        ConfigError: there is no such signal here, or a handler that cannot be kept; or `file` is no
-            path.
-        StateError: this is not the main thread, in which Python has handlers set.
+        ConfigError: there is no such signal here, it has a handler that cannot be kept, or `file`
+            is not a path.
+        StateError: this is not the main thread, the only one in which Python lets handlers be set.
     """
     _install(signal_number, None if file is None else checked_folder(file, "file"))
 
 
 @contextmanager
 def dumping_on_signal() -> Iterator[None]:
-    """As `dump_on_signal`, as long as this is open, and where it can be had."""
+    """Do as `dump_on_signal` as long as this context is open, and where that is possible."""
     before: tuple[int, Any] | None = None
     with contextlib.suppress(ConfigError, StateError):
         before = _install(None, None)
@@ -83,9 +84,10 @@ def dumping_on_signal() -> Iterator[None]:
 
 @contextmanager
 def showing_crashes() -> Iterator[None]:
-    """Have a fatal signal in this process write its stacks to stderr, as long as this is open.
+    """Have a fatal signal write this process's stacks to stderr while this context is open.
 
-    Envs that run in it are in them. Where that was asked for before, nothing changes.
+    The stacks include those of envs that run in this process. If `faulthandler` is enabled already,
+    nothing changes.
     """
     is_ours = False
     if not faulthandler.is_enabled():
@@ -100,7 +102,7 @@ def showing_crashes() -> Iterator[None]:
 
 
 def _install(signal_number: int | None, file: str | None) -> tuple[int, Any]:
-    """Set the handler; return the signal, and the handler that was there."""
+    """Set the handler; return the signal, and the previous handler."""
     number: int = signal.SIGUSR1 if signal_number is None else signal_number
     try:
         before = signal.getsignal(number)

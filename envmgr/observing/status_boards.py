@@ -14,22 +14,22 @@ from envmgr.untrusted import opened_file
 from envmgr.wire.board import FILE, HEADER_BYTES, Board, board_in
 
 PROCESS = "process.json"
-"""Name of the file in a run's folder that says which process it is, as long as it goes on."""
+"""Name of the file in a run's folder that says, while the run goes on, which process it is."""
 
 
 _MOST_OF_FACTS = 4096
-"""So many bytes of that file are read."""
+"""The most bytes of that file that are read."""
 
 _MOST_OF_BOARDS = 1 << 30
-"""So many bytes of the boards of a process are read: those of the largest manager have fewer."""
+"""The most bytes of a process's boards that are read: those of the largest manager have fewer."""
 
 
 class NotLaunchedError(UnreadableRunError):
-    """There is such a process, but it has no manager that is launched."""
+    """The process exists, but has no manager that is launched."""
 
 
 def boards_of(pid: int) -> list[Board]:
-    """Return the boards of the managers of a process, those launched first first.
+    """Return the boards of the managers of a process, in the order of their launch.
 
     They are copies, each of one moment.
 
@@ -51,7 +51,7 @@ def boards_of(pid: int) -> list[Board]:
         finally:
             os.close(fd)
     found = by_file.values()
-    # What the process is called in its own container counts, too.
+    # The pid that the process has in its own container counts, too.
     pids = [pid, *map(int, status_of(pid).get("NSpid", "").split())]
     own = [board for board in found if board.plan.pid in pids]
     if not own:
@@ -70,7 +70,7 @@ def _no_process(pid: int) -> str:
 
 
 def _look_at(fd: int, found: dict[int, Board]) -> None:
-    """Add the board that a file is; a process may have it open several times."""
+    """Add the board in a file, once: a process may have the file open several times."""
     about = os.fstat(fd)
     if about.st_ino in found or about.st_size < HEADER_BYTES:
         return  # or it is being made
@@ -96,7 +96,7 @@ def facts_in(folder: Path) -> dict[str, Any]:
 
     Raises:
         OSError: there is no such file, or it cannot be read.
-        ValueError, TypeError, KeyError, RecursionError: it says something else.
+        ValueError, TypeError, KeyError, RecursionError: the file says something else.
     """
     with opened_file(folder / PROCESS) as file:
         facts: dict[str, Any] = json.loads(file.read(_MOST_OF_FACTS))

@@ -28,7 +28,7 @@ _GATHERING = frozenset(("step", "recv", "recv_arrays"))
 _SENDING = frozenset(("step", "send", "send_arrays"))
 _US = 1e6
 _MOST_US = 1e18
-"""Nothing lasts so long, 30,000 years."""
+"""No event lasts as long as this, 30,000 years."""
 
 
 def trace_of(notes: Notes) -> dict[str, Any]:
@@ -42,9 +42,9 @@ def trace_of(notes: Notes) -> dict[str, Any]:
 
 
 def write_trace(path: str, engine: Engine) -> None:
-    """Write the timeline of an engine that is about to be closed; nothing if it was begun before.
+    """Write the timeline of an engine that is about to be closed; nothing if closing has begun.
 
-    What keeps it from being written is logged.
+    An error that keeps it from being written is logged.
     """
     hosts, moments = engine.supervisor.hosts, engine.supervisor.statistics.moments
     if hosts.tracer is not None and hosts.block is not None:
@@ -103,7 +103,7 @@ def _span(
 
 
 def _failures(notes: Notes) -> Iterator[dict[str, Any]]:
-    """Return failures as instants, and from each until the env was ready again."""
+    """Yield failures as instants, and the time from each until the env was ready as a span."""
     failed: dict[int, float] = {}
     for env_id, generation, event, time_s in notes.moments:
         if event == "failed":
@@ -123,9 +123,10 @@ def _failures(notes: Notes) -> Iterator[dict[str, Any]]:
 
 
 def _waits(notes: Notes, of_envs: Mapping[int, Sequence[Done]]) -> Iterator[dict[str, Any]]:
-    """Return between which of an env's steps it has waited to be gathered, and for its action.
+    """Yield when envs have waited, between two steps, to be gathered and for their actions.
 
-    Only between steps with no other in between: of a sample it is not known.
+    This is only known between steps that directly follow each other: where just a sample of the
+    steps was recorded, others may lie in between.
     """
     gathers = sorted((end, begin) for name, begin, end in notes.calls if name in _GATHERING)
     sends = sorted((begin, end) for name, begin, end in notes.calls if name in _SENDING)
@@ -156,7 +157,7 @@ def read_trace(path: str) -> list[dict[str, Any]]:
     """Return the events of a timeline that envmgr has written.
 
     Raises:
-        UnreadableRunError: it is none, or not whole; the message says what could be read.
+        UnreadableRunError: it is not a timeline, or not whole; the message says what could be read.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -193,7 +194,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _whole_events(text: str) -> Iterator[Any]:
-    """Return the events at the beginning of a text that ends somewhere."""
+    """Yield the events at the beginning of a text that is cut off somewhere."""
     decoder, at = json.JSONDecoder(), text.find("[") + 1
     while 0 < at < len(text):
         try:
@@ -205,7 +206,7 @@ def _whole_events(text: str) -> Iterator[Any]:
 
 
 def totals_of(events: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, float]]:
-    """Return how often things happened, and for how many seconds in all: category, and name."""
+    """Return, by category and name, how often events happened and for how many seconds in all."""
     counts: Counter[str] = Counter()
     seconds: dict[str, float] = defaultdict(float)
     for event in events:

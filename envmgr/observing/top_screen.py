@@ -1,7 +1,7 @@
 """`envmgr top` on a terminal: full screen, fitted to its width, with keys.
 
-The screen is rich's, which other commands have already; a package for whole applications, such as
-textual, would be a dependency that nothing else needs, for five keys.
+The screen is drawn with rich, which other commands use already. A package for whole applications,
+such as textual, would be a dependency that nothing else needs, just for five keys.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _NAMES = {
 
 
 def is_possible() -> bool:
-    """Whether there is a terminal, for the table and for keys."""
+    """Return whether there is a terminal for the table and for keys."""
     dumb = os.environ.get("TERM", "dumb") == "dumb"
     return sys.stdin.isatty() and sys.stdout.isatty() and not dumb
 
 
 class Keys:
-    """The keys that are pressed, without an Enter after them; Ctrl-C does what it does."""
+    """The keys that are pressed, without an Enter after them; Ctrl-C works as usual."""
 
     def __enter__(self) -> Self:
         """Have the terminal give each key at once."""
@@ -69,7 +69,7 @@ class Keys:
         termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def wait(self, seconds: float) -> str:
-        """Return the next key; "" if none comes for so long. A terminal that is gone says `q`."""
+        """Return the next key; "" if none comes in this time, `q` if the terminal is gone."""
         if not select.select([self._fd], [], [], max(seconds, 0.0))[0]:
             return ""
         given = os.read(self._fd, 16).decode(errors="replace")
@@ -77,10 +77,10 @@ class Keys:
 
 
 class LiveTop:
-    """What the screen shows, and what keys change of it.
+    """What the screen shows, and what keys change about it.
 
     Args:
-        pid: of the trainer.
+        pid: pid of the trainer.
         sort: one of `SORTS`.
     """
 
@@ -93,7 +93,7 @@ class LiveTop:
         """What can be chosen: which manager, and which env of it."""
 
     def press(self, key: str) -> bool:
-        """Do what a key is for; return False if that is to end."""
+        """Do what a key is for; return False if it is the key to quit."""
         if key == "q":
             return False
         if key in ("enter", "escape"):
@@ -110,10 +110,10 @@ class LiveTop:
         """Return what to show.
 
         Args:
-            boards: of the trainer; or why there are none, as long as it launches.
-            now: on the monotonic clock.
-            width: of the screen.
-            height: likewise.
+            boards: the boards of the trainer; or why there are none, while it launches.
+            now: the time on the monotonic clock.
+            width: width of the screen.
+            height: height of the screen.
         """
         by_plan = {} if isinstance(boards, str) else {board.plan: board for board in boards}
         if self._stacks_of is not None and self._stacks_of[0] not in by_plan:
@@ -189,11 +189,11 @@ def _text(lines: Sequence[tuple[str, str]], width: int) -> Text:
 
 
 def watch(pid: int, *, interval_s: float, sort: str) -> None:
-    """Show the envs of a trainer until it has ended, `q`, or Ctrl-C; also while it launches.
+    """Show the envs of a trainer, also while it launches, until it has ended, or `q` or Ctrl-C.
 
     Args:
-        pid: of the trainer.
-        interval_s: between two looks.
+        pid: pid of the trainer.
+        interval_s: seconds between two looks.
         sort: one of `SORTS`.
 
     Raises:

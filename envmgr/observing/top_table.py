@@ -19,7 +19,7 @@ from envmgr.wire.board import COUNTERS, Activity, Board
 from envmgr.wire.latencies import counts_of, quantiles
 
 _ALL = 1 << 20
-"""More than any screen has of lines, or of characters in one."""
+"""More than any screen has lines, or characters in a line."""
 
 _COLUMNS = {
     "env": 5,
@@ -32,14 +32,14 @@ _COLUMNS = {
     "fail": 5,
     "MB": 6,
 }
-"""Names of the columns, and their widths; texts stand at the left, numbers at the right."""
+"""Names of the columns, and their widths; texts are aligned left, numbers right."""
 
 _TEXTS = ("state", "at")
 _LEFT_OUT = ("p50", "MB", "steps/s", "p99", "for")
-"""What goes first where the screen is too narrow for all."""
+"""The columns that are left out, in this order, where the screen is too narrow for all."""
 
 _SHRINKS = "at"
-"""What gets narrower when nothing is left to go."""
+"""The column that gets narrower when none of these is left."""
 
 SORTS = ("env", "slowest", "longest", "failures")
 
@@ -48,11 +48,10 @@ class Table(NamedTuple):
     """A table of one manager.
 
     Attributes:
-        head: what there is to say of all, in lines that fit.
-        names: those of the columns, as a line.
+        head: what there is to say of all envs, in lines that fit.
+        names: the names of the columns, as a line.
         env_ids: which envs are shown, in this order.
         lines: one for each of them.
-        more: how many others there are.
     """
 
     head: list[str]
@@ -66,7 +65,7 @@ _Look = tuple[float, Board]
 
 
 class Top:
-    """Makes the table, with rates since the previous refresh.
+    """The maker of the table, with rates since the previous refresh.
 
     Args:
         sort: one of `SORTS`.
@@ -82,7 +81,7 @@ class Top:
         return self._sort
 
     def sort_by_the_next(self) -> None:
-        """Have the next of `SORTS` say which envs come first."""
+        """Let the next of `SORTS` decide which envs come first."""
         self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
 
     def text(self, boards: Sequence[Board], now: float) -> str:
@@ -92,7 +91,7 @@ class Top:
         return "\n\n".join("\n".join(table) for table in tables)
 
     def forget_all_but(self, boards: Sequence[Board]) -> None:
-        """Keep nothing of managers that are closed."""
+        """Forget the managers that are closed: those with none of these boards."""
         numbers = {board.plan.number for board in boards}
         self._looks = {key: looks for key, looks in self._looks.items() if key in numbers}
 
@@ -106,9 +105,9 @@ class Top:
 
         Args:
             key: which of the trainer's managers it is: `BoardPlan.number`.
-            board: a copy.
-            now: on the monotonic clock.
-            width: of lines, in characters. What does not fit is left out, whole columns of it.
+            board: a copy of its board.
+            now: the time on the monotonic clock.
+            width: width of lines, in characters. What does not fit is left out, by whole columns.
         """
         n, plan = board.plan.env_num, board.plan
         looked_s = float(board.looked_at[0])
@@ -237,9 +236,9 @@ def print_tables(pid: int, *, interval_s: float, once: bool, sort: str) -> None:
     """Print tables of the envs of a trainer until it has no manager any more, or Ctrl-C.
 
     Args:
-        pid: of the trainer.
-        interval_s: between two.
-        once: print one, of an interval.
+        pid: pid of the trainer.
+        interval_s: seconds between two tables.
+        once: whether to print a single table, with rates over one interval.
         sort: one of `SORTS`.
 
     Raises:

@@ -18,16 +18,16 @@ _PARTS["waiting"] = 7
 """Colours of what time is spent on, in the order in which it is drawn."""
 
 _IN_A_ROW, _ROW = 4, 18
-"""Of legends: names in a row, and its height."""
+"""How many names a row of a legend holds, and the height of a row."""
 
 _MOST_LABELS = 10
-"""Below a chart over whole numbers."""
+"""The most labels below a chart over whole numbers."""
 
 _OF_FAILURES = 6
-"""The colour of their dots."""
+"""The colour of the dots for failures."""
 
 _MARGIN = 20
-"""Of the height of lines, such a part is left free above and below them."""
+"""The height of the lines, divided by this, is left free above and below them."""
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -46,11 +46,11 @@ def lines(
     """Return a chart of lines over seconds.
 
     Args:
-        title: above it.
-        unit: of what is drawn.
+        title: title above the chart.
+        unit: unit of the values.
         series: points by name.
-        aside: the names of those that are drawn thinner.
-        failures: when envs failed: dots along the bottom.
+        aside: the names of the series that are drawn thinner.
+        failures: when envs failed, drawn as dots along the bottom.
     """
     thin = {"show_dots": False, "stroke_style": {"width": 1, "dasharray": "4, 3"}}
     options: dict[str, Any] = {name: thin if name in aside else {} for name in series}
@@ -66,7 +66,7 @@ def lines(
 
 
 def _with_margin(lowest: float, highest: float) -> tuple[float, float]:
-    """Return what a chart shows: a line that does not change lies within it, not on its border."""
+    """Return the range of a chart: a flat line, too, lies within it, not on its border."""
     with contextlib.suppress(*_NOT_DRAWN):
         margin = (highest - lowest) / _MARGIN or abs(highest) or 1.0
         return (lowest - margin, highest + margin)
@@ -74,12 +74,12 @@ def _with_margin(lowest: float, highest: float) -> tuple[float, float]:
 
 
 def times(title: str, series: Mapping[str, Sequence[tuple[int, float | None]]], *, x: str) -> Html:
-    """Return a chart of dots, seconds on a logarithmic scale.
+    """Return a chart of dots, with seconds on a logarithmic scale.
 
     Args:
-        title: above it.
+        title: title above the chart.
         series: points by name, over whole numbers.
-        x: what these are.
+        x: what these whole numbers are.
     """
     logs = [(name, [(at, log10(y)) for at, y in points if y]) for name, points in series.items()]
     heights = [y for _, points in logs for _, y in points] or [0.0]
@@ -95,11 +95,11 @@ def times(title: str, series: Mapping[str, Sequence[tuple[int, float | None]]], 
 
 
 def shares(title: str, bars: Mapping[str, Mapping[str, float]]) -> Html:
-    """Return stacked bars: the shares of the parts of each.
+    """Return a chart of stacked bars, which show the shares of the parts of each.
 
     Args:
-        title: above it.
-        bars: seconds by part, by the names of the bars.
+        title: title above the chart.
+        bars: for the name of each bar, seconds by part.
     """
     names = [name for name in _PARTS if any(name in parts for parts in bars.values())]
     upwards = list(bars.values())[::-1]  # they are drawn from below
@@ -121,7 +121,7 @@ def _chart(
     options: Mapping[str, Mapping[str, Any]],
     **how: Any,
 ) -> Html:
-    """Return a chart with its title, or what keeps it from being drawn."""
+    """Return a chart with its title, or a text that says why it cannot be drawn."""
     known = [(name, values) for name, values in series if len(values)]
     if not known:
         return _figure(title, tag("p", "nothing was recorded", class_="dim"))
@@ -140,7 +140,7 @@ def _chart(
 def _imported() -> Any:
     import pygal
 
-    # It adds an importer of an old kind, for its plugins: Python warns of it at each import.
+    # pygal adds an old-style importer for its plugins, which makes Python warn at each import.
     sys.meta_path[:] = [one for one in sys.meta_path if type(one).__module__ != "pygal"]
     return pygal
 
@@ -196,7 +196,7 @@ def _config(pygal: Any, n_series: int, how: Mapping[str, Any]) -> Any:
 
 
 def _without_scripts(chart: Any) -> str:
-    """Return a chart as SVG whose figures browsers show by themselves where the mouse is."""
+    """Return a chart as SVG without scripts; browsers themselves show figures under the mouse."""
     from pygal.etree import etree
 
     tree = chart.render_tree()

@@ -73,7 +73,7 @@ def _cells(one: Mapping[str, Any]) -> list[str]:
 
 
 def _slowest(one: Mapping[str, Any], part: str) -> float | None:
-    """Return a time of the env whose is the longest."""
+    """Return the longest of the envs' step times of one kind, such as `p50`."""
     found = [env.get("step", {}).get(part) for env in one["envs"]]
     return max((value for value in found if value is not None), default=None)
 
@@ -101,6 +101,6 @@ def _differences(runs: Mapping[str, Mapping[str, Any]]) -> list[Html]:
 
 
 def _lines(one: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a config, without what is different each time."""
+    """Return the lines of a config, without the comments, which differ each time."""
     lines = (one["config"] or "").splitlines()[:_MOST_LINES]
     return [line for line in lines if not line.startswith("#")]

@@ -18,25 +18,26 @@ from envmgr.reporting.folder import MOST_FAILURES, Failed, Run, shortened
 
 FORMAT = 1
 MOST_POINTS = 150
-"""Of a line over time: more is averaged, or passed over."""
+"""The most points of a line over time: further ones are averaged, or passed over."""
 
 MOST_ENVS = 200
-"""So many have a row of their own: the slowest ones."""
+"""The most envs that have a row of their own: the slowest ones."""
 
 STRAGGLES = 1.5
-"""How many times as long as those of the median env a straggler's steps take."""
+"""How many times as long a straggler's steps take as those of the median env."""
 
 MATTERS_S = 1e-4
-"""How much longer they take at least. Less is not mentioned: to wake a worker takes as much."""
+"""How much longer a straggler's steps take at least. Less is not mentioned: waking a worker takes
+as much."""
 
 _SHORT_S = 0.5
-"""The last sample may follow sooner on the one before it than any other."""
+"""A shorter time between samples says nothing. Only the last one may follow so soon on another."""
 
 _IN_THE_TRAINER = frozenset(("base", "base_v2", "gym_vector"))
 """Kinds whose envs run in the trainer's main thread."""
 
 OF_IT_QUEUED = "of it queued"
-"""Included in the other parts of a time; in which of them is not known."""
+"""Time that is included in the other parts of a time; in which of them is not known."""
 
 Column = list[float | None]
 _Numbers = npt.NDArray[np.float64]
@@ -99,7 +100,7 @@ def _summary(run: Run) -> dict[str, Any]:
 
 
 def _summary_of_log(run: Run, outcomes: Mapping[str, int]) -> dict[str, Any]:
-    """Return what an episode log tells in sum besides."""
+    """Return the further totals that an episode log gives."""
     is_normal = np.frombuffer(run.abnormal, np.uint8) == 0
     returns, lengths = np.array(run.returns)[is_normal], np.array(run.lengths)[is_normal]
     return {
@@ -114,7 +115,7 @@ def _summary_of_log(run: Run, outcomes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _episodes_over_time(run: Run) -> dict[str, Column]:
-    """Return how the episodes were, in equal pieces of time; those that failed do not count."""
+    """Return figures of the episodes in equal pieces of time; those that failed do not count."""
     is_normal = np.frombuffer(run.abnormal, np.uint8) == 0
     ended_s = np.array(run.ended_s)[is_normal]
     named = {
@@ -148,7 +149,7 @@ def _spread(values: _Numbers) -> dict[str, float | None]:
 
 
 def _samples_over_time(samples: Sequence[Sample]) -> dict[str, Column]:
-    """Return rates and memory over time; rates are those since the moment before."""
+    """Return rates and memory over time; each rate is the one since the previous moment."""
     if len(samples) > 2 and samples[-1].elapsed_s - samples[-2].elapsed_s < _SHORT_S:
         samples = [*samples[:-2], samples[-1]]  # a rate over next to nothing says nothing
     indices = _spread_out(len(samples), MOST_POINTS + 1)
@@ -169,14 +170,14 @@ def _samples_over_time(samples: Sequence[Sample]) -> dict[str, Column]:
 
 
 def _spread_out(count: int, most: int) -> list[int]:
-    """Return the positions of so many at most, the first and the last one among them."""
+    """Return at most `most` of `count` positions, the first and the last one among them."""
     found = np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
     positions: list[int] = found.tolist()
     return positions
 
 
 def _memory(samples: Sequence[Sample]) -> dict[str, float | None]:
-    """Return the most that there was at any moment."""
+    """Return the most memory that was in use at any moment."""
     return {
         "trainer_mb": finite(max((one.trainer_bytes / 1e6 for one in samples), default=None)),
         "workers_mb": finite(max((one.workers_bytes / 1e6 for one in samples), default=None)),
@@ -190,7 +191,7 @@ def _memory(samples: Sequence[Sample]) -> dict[str, float | None]:
 
 
 def _time(run: Run) -> dict[str, dict[str, float | None]]:
-    """Return seconds by what they were spent on, of the trainer's main thread and of workers.
+    """Return seconds by what they were spent on, for the trainer's main thread and for workers.
 
     What was not measured is worked out from what was, so these are estimates.
     """
@@ -218,7 +219,7 @@ def _time(run: Run) -> dict[str, dict[str, float | None]]:
 
 
 def _with_rest(parts: Mapping[str, float], total_s: float) -> dict[str, float | None]:
-    """Return parts of a time, cut to what there is of it, and what is left for waiting."""
+    """Return parts of a time, cut so that they fit into it, and the rest of it as waiting."""
     left = total_s
     found: dict[str, float | None] = {}
     for name, seconds in parts.items():
@@ -231,7 +232,7 @@ def _with_rest(parts: Mapping[str, float], total_s: float) -> dict[str, float | 
 
 
 def _envs(run: Run) -> list[dict[str, Any]]:
-    """Return what there is of each env, those with the slowest steps first."""
+    """Return the figures of each env, those with the slowest steps first."""
     env_ids, abnormal = np.array(run.env_ids), np.frombuffer(run.abnormal, np.uint8)
     lengths, returns = np.array(run.lengths), np.array(run.returns)
     stats = None if run.summary is None else run.summary.stats
@@ -271,10 +272,10 @@ def _mean_of(env: Mapping[str, Any]) -> float | None:
 
 
 def _stragglers(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the envs whose steps take much longer than those of the one in the middle.
+    """Return the envs whose steps take much longer than those of the median env.
 
-    A step or two during which the worker had to wait for a core make no straggler, however much
-    they add to the mean of a short run: one of the quantiles is to say the same.
+    A step or two during which the worker had to wait for a core do not make a straggler, however
+    much they add to the mean of a short run: one of the quantiles has to say the same.
     """
     steps = {env["env_id"]: env["step"] for env in envs if _mean_of(env) is not None}
     middle = {
@@ -301,9 +302,10 @@ def _stragglers(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _moments_of_failures(run: Run) -> list[float]:
-    """Return when envs failed, ascending; of many failures some.
+    """Return when envs failed, in ascending order; of many failures, only some.
 
-    Of those that ended no episode, such as failed resets, it is known between which samples.
+    Of failures that ended no episode, such as failed resets, it is only known between which samples
+    they happened.
     """
     ended = zip(run.ended_s, run.abnormal, strict=True)
     moments = sorted(at for at, is_abnormal in ended if is_abnormal and math.isfinite(at))
@@ -321,8 +323,8 @@ def _moments_of_failures(run: Run) -> list[float]:
 def _failures(run: Run) -> dict[str, Any]:
     """Return how many failures there were, and the texts of some.
 
-    Those that ended episodes are in `episodes.jsonl`; the others, such as failed resets, among the
-    latest ones of the summary only.
+    Failures that ended episodes are in `episodes.jsonl`; the others, such as failed resets, are
+    only among the latest ones in the summary.
     """
     stats = None if run.summary is None else run.summary.stats
     known = {one.text for one in run.failures}

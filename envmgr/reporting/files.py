@@ -1,4 +1,4 @@
-"""What is in the folder of a run, and in its lines."""
+"""The files in the folder of a run, and what their lines hold."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ RESULTS = (EPISODES, CONFIG, SUMMARY, SAMPLES, METRICS, PAGE, FIGURES, RUN)
 
 
 class Sample(msgspec.Struct, gc=False, frozen=True):
-    """Where a run stood at one moment; a line of `samples.jsonl`. All counts are since its begin.
+    """Where a run stood at one moment; a line of `samples.jsonl`. Counts are since the run began.
 
     Attributes:
-        elapsed_s: when.
-        steps: timesteps.
+        elapsed_s: the moment, in seconds of the run.
+        steps: number of timesteps.
         policy_s: seconds in the policy.
         trainer_cpu_s: seconds that the trainer's main thread has computed.
         trainer_queued_s: seconds that it was queued for a core; None where the system does not say.
-        env_step_s: seconds in the envs' steps, of all together; None without `manager.metrics`.
-        env_reset_s: seconds in their resets, those at launch included; likewise.
-        workers: worker processes.
-        workers_s: seconds that there were workers, of all together.
-        workers_cpu_s: seconds that they have computed; None where the system does not say.
-        workers_queued_s: seconds that they were queued for a core; likewise.
+        env_step_s: seconds in steps, summed over all envs; None without `manager.metrics`.
+        env_reset_s: seconds in resets, those at launch included; likewise.
+        workers: number of worker processes.
+        workers_s: seconds that workers were alive, summed over all of them.
+        workers_cpu_s: seconds that workers have computed; None where the system does not say.
+        workers_queued_s: seconds that workers were queued for a core; likewise.
         trainer_bytes: resident memory of the trainer.
-        workers_bytes: that of all workers together.
-        largest_bytes: that of the largest worker.
+        workers_bytes: resident memory of all workers together.
+        largest_bytes: resident memory of the largest worker.
     """
 
     elapsed_s: Seconds
@@ -86,12 +86,12 @@ class LogLine(msgspec.Struct, gc=False, frozen=True):
         what: "episode" or "failure".
         time: seconds since 1970.
         outcome: completed, failed or unresolved.
-        cause: the name of the class of what failed.
-        raised: the name of the class of what the env raised.
-        exit_status: that its worker ended with; below 0, the signal that ended it.
-        limit_s: which it exceeded, in seconds.
-        length: timesteps; None of failures.
-        returned: the return, as one number; None if it has none.
+        cause: the class name of the failure.
+        raised: the class name of the exception that the env raised.
+        exit_status: exit status of the env's worker; below 0, the signal that ended the worker.
+        limit_s: the time limit that the env exceeded, in seconds.
+        length: number of timesteps; None for failures.
+        returned: the return, as one number; None if there is none.
     """
 
     log: Literal[1] = msgspec.field(name="envmgr_log")
@@ -109,12 +109,12 @@ class LogLine(msgspec.Struct, gc=False, frozen=True):
     returned: Any = msgspec.field(name="return", default=None)
 
     def __post_init__(self) -> None:
-        """Refuse a return that is none: who decodes lines counts those that cannot be read."""
+        """Refuse an invalid return: the reader of the log counts lines that cannot be decoded."""
         msgspec.structs.force_setattr(self, "returned", sum_of(self.returned))
 
 
 def sum_of(returned: Any) -> float | None:
-    """Return a return of whatever form as one number; None if it has none.
+    """Return an episode's return, whatever its form, as one number; None if it has none.
 
     Raises:
         ValueError: it is too large.
@@ -162,8 +162,8 @@ class Failures(msgspec.Struct):
 
     Attributes:
         count: how many.
-        by_kind: the same by the names of their classes, and `envmgr.cli.resume.UNKNOWN`.
-        by_env: the same by env_id, as far as it is known.
+        by_kind: how many by class name, and by `envmgr.cli.resume.UNKNOWN`.
+        by_env: how many by env_id, as far as that is known.
     """
 
     count: Count = 0
@@ -175,11 +175,11 @@ class Resumption(msgspec.Struct):
     """One time that a run was resumed.
 
     Attributes:
-        at: when.
+        at: when the run was resumed.
         seed: what took the place of `manager.seed`.
         steps: timesteps that counted then.
         episodes: episodes that counted then, those that failed included.
-        failures: until then.
+        failures: failures until then.
     """
 
     at: str

@@ -1,6 +1,6 @@
-"""Reads the folder of a run, which may be of a run that goes on or was killed, or of anything.
+"""Reads the folder of a run that has ended, goes on or was killed; it may hold anything at all.
 
-Also an episode log, which is all that there is of a run that `envmgr run` has not made.
+An episode log is read, too: it is all that there is of a run that `envmgr run` has not made.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from envmgr.texts import exit_text
 from envmgr.untrusted import opened_file
 
 MOST_FAILURES = 100
-"""Texts of so many are kept, and names of so many causes; all are counted."""
+"""How many failures keep their texts, and how many causes their names; all are counted."""
 
 OTHERS = "others"
-"""What further causes are counted as."""
+"""The name under which further causes are counted."""
 
 MOST_OF_A_TEXT = 8000
-"""So many characters of the text of a failure are kept: half from its begin, half from its end."""
+"""How many characters of a failure's text are kept: half from its beginning, half from its end."""
 
 _LONGEST_LINE = 1 << 20
 _LARGEST_FILE = 1 << 26
@@ -61,8 +61,8 @@ class Failed:
 
     Attributes:
         text: what it says, with stacks where there are some.
-        env_id: whose; None if the text alone is known.
-        elapsed_s: when; likewise.
+        env_id: the env that failed; None if only the text is known.
+        elapsed_s: when it failed; likewise.
     """
 
     text: str
@@ -75,17 +75,17 @@ class Run:
     """What could be read of a run.
 
     Attributes:
-        path: of its folder.
-        name: of its folder.
+        path: path of its folder.
+        name: name of its folder.
         unread: what could not be read, a sentence each.
-        goes_on: it has not ended, or was killed.
-        summary: None if there is none.
-        config: likewise.
+        goes_on: whether it has not ended, or was killed.
+        summary: the summary; None if there is none.
+        config: the text of the config; likewise.
         began_s: when it was begun, in whole seconds since 1970; None if that is not known.
-        samples: in their order.
+        samples: the samples, in their order.
         failures: the first `MOST_FAILURES` of those that ended episodes.
-        env_ids, lengths, returns, ended_s, abnormal: of the episodes, in their order.
-        causes: how many failures of each kind an episode log has; None of a folder.
+        env_ids, lengths, returns, ended_s, abnormal: values of the episodes, in their order.
+        causes: how many failures of each kind an episode log has; None for a folder.
         outcomes: how many episodes of each outcome, likewise.
         failures_by_env: how many failures each env is charged with, likewise.
     """
@@ -109,7 +109,7 @@ class Run:
     failures_by_env: Counter[int] | None = None
 
     def add(self, episode: Episode) -> None:
-        """Take an episode."""
+        """Add an episode."""
         self.env_ids.append(episode.env_id)
         self.lengths.append(episode.length)
         found = sum_of(episode.returned)  # None if it was not finite
@@ -130,14 +130,14 @@ def shortened(text: str) -> str:
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """Return what there is to read of a run.
+    """Return what can be read of a run.
 
     Args:
-        folder: of the run; or an episode log.
+        folder: the folder of the run, or an episode log.
 
     Raises:
-        UnreadableRunError: it is no folder of a run, or nothing in it can be read; the message says
-            what was found.
+        UnreadableRunError: it is not the folder of a run, or nothing in it can be read; the message
+            says what was found.
     """
     path = Path(folder)
     if path.is_file():
@@ -170,7 +170,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def _read_log(path: Path) -> Run:
-    """Return what there is to read of an episode log.
+    """Return what can be read of an episode log.
 
     Raises:
         UnreadableRunError: no line of it can be read.
@@ -215,10 +215,10 @@ def _told(line: LogLine) -> str:
 
 
 def _decoded(decoder: msgspec.json.Decoder[_Kind], data: bytes) -> _Kind:
-    """Return a value of JSON.
+    """Return the value of a JSON text.
 
     Raises:
-        MsgspecError, ValueError, RecursionError: it is none, or not of the kind.
+        MsgspecError, ValueError, RecursionError: it is not JSON, or not of the decoder's type.
     """
     try:
         return decoder.decode(data)
@@ -239,17 +239,17 @@ def _lines(run: Run, name: str, kind: type[_Line], named: str = "") -> Iterator[
     """Yield the lines that can be read, and note how many cannot.
 
     Args:
-        run: whose.
-        name: of the file in its folder; "" if its path is that of the file.
-        kind: of the lines.
-        named: what to call the file.
+        run: the run that the lines are of.
+        name: name of the file in the run's folder; "" if the run's path is that of the file.
+        kind: type of the lines.
+        named: what to call the file in messages.
     """
     decoder = msgspec.json.Decoder(kind)
     n = n_bad = 0
     first, named = "", named or name
     try:
-        # Links in a folder are not followed: they would bring other files of the reader's into the
-        # page. A log is what the user has named.
+        # Links in a folder are not followed: they would bring other files of the reader into the
+        # page. A log is a file that the user has named.
         with opened_file(run.path / name, follows=not name) as file:
             for n, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
                 try:
@@ -291,7 +291,7 @@ def _read_config(run: Run) -> None:
 
 
 def _read_began(run: Run) -> None:
-    # OverflowError: a year that the system has no seconds for. Nothing but pictures depends on it.
+    # OverflowError: a year that the system has no seconds for. Only pictures depend on this time.
     with (
         contextlib.suppress(OSError, OverflowError, *_UNREADABLE),
         opened_file(run.path / RUN) as file,

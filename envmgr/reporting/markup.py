@@ -9,13 +9,13 @@ from envmgr.untrusted import plain
 
 
 class Html(str):
-    """A text that is HTML; every other text is escaped where it becomes part of some."""
+    """A text that is HTML; every other text is escaped where it becomes part of HTML."""
 
     __slots__ = ()
 
 
 Part = str | Iterable["Part"]
-"""A text, HTML, or several."""
+"""A text, HTML, or several of these."""
 
 _EMPTY = frozenset(("meta", "img"))
 
@@ -33,9 +33,9 @@ def tag(name: str, /, *parts: Part, **attributes: str) -> Html:
     """Return an element.
 
     Args:
-        name: of the tag.
-        *parts: what is in it.
-        **attributes: by their names; an underscore at the end of a name is left out.
+        name: name of the tag.
+        *parts: content of the element.
+        **attributes: attributes by name; an underscore at the end of a name is left out.
     """
     given = "".join(f' {key.rstrip("_")}="{escaped(str(v))}"' for key, v in attributes.items())
     end = "" if name in _EMPTY else f"</{name}>"
@@ -43,12 +43,12 @@ def tag(name: str, /, *parts: Part, **attributes: str) -> Html:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Part]]) -> Html:
-    """Return a table; cells but those of the first column are figures."""
+    """Return a table; all cells except those of the first column are figures."""
     head = tag("tr", [tag("th", cell) for cell in header])
     body = [tag("tr", [tag("td", cell) for cell in row]) for row in rows]
     return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="wide")
 
 
 def folded(title: Part, *parts: Part) -> Html:
-    """Return something of which the title alone is seen until it is clicked."""
+    """Return an element of which only the title is visible until it is clicked."""
     return tag("details", tag("summary", title), *parts)

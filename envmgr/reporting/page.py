@@ -21,7 +21,7 @@ def page_of(figures: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> str
 
     Args:
         figures: as `figures_of` returns them.
-        pictures: what the run has recorded.
+        pictures: videos and images that the run has recorded.
     """
     parts = [
         _head(figures),
@@ -77,7 +77,7 @@ def _head(figures: Mapping[str, Any]) -> Html:
 
 
 def _counted(n: Any, noun: str) -> str:
-    """Return a number of things that a summary says, or may not say."""
+    """Return a number of things, which a summary may not say, with their noun."""
     return counted(n, noun) if isinstance(n, int) else f"{number(n)} {noun}s"
 
 
@@ -116,7 +116,7 @@ def over_time(runs: Mapping[str, Mapping[str, Any]]) -> list[Html]:
     """Return the charts over time, of one run or of several.
 
     Args:
-        runs: figures by name; with one run there is more of it, and failures are marked.
+        runs: figures by name; for a single run, more is drawn, and failures are marked.
     """
     one = next(iter(runs.values())) if len(runs) == 1 else None
     failures = () if one is None else one["failures"]["elapsed_s"]
@@ -143,7 +143,7 @@ _PARTS = {
         "trainer": "trainer_mb",
     },
 }
-"""What is drawn, and which columns: all of one run, the first of several."""
+"""What is drawn, and from which columns: all of them for one run, the first for several."""
 
 
 def _columns(runs: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, Any]:

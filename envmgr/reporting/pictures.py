@@ -13,7 +13,7 @@ from envmgr.untrusted import opened_file
 
 KINDS = {".mp4": "video/mp4", ".png": "image/png"}
 MOST_BYTES = 1 << 20
-"""Of all that becomes part of the page."""
+"""The most bytes, of all pictures together, that become part of the page."""
 
 _MOST = 12
 _MOST_LOOKED_AT = 10_000
@@ -26,7 +26,7 @@ class Picture:
     Attributes:
         name: its path in the folder of the run.
         kind: its media type.
-        data: what is in it, as the URL of that; empty if it is too large for the page.
+        data: its content as a `data:` URL; empty if it is too large for the page.
     """
 
     name: str
@@ -35,15 +35,15 @@ class Picture:
 
 
 def pictures_in(folder: Path, since_s: float | None = None) -> list[Picture]:
-    """Return the newest videos and images in a folder, with as many of them as the page can hold.
+    """Return the newest videos and images in a folder, with the data of those that fit the page.
 
-    Folders and files that are links are passed over: what is shown is what the run has written. So
-    is what cannot be read, or is gone meanwhile.
+    Folders and files that are links are passed over, because only what the run has written is to be
+    shown. Files that cannot be read, or have gone meanwhile, are passed over, too.
 
     Args:
-        folder: of the run.
-        since_s: when the run was begun, in seconds since 1970, rounded down; what is older is of
-            another one. None shows all.
+        folder: the folder of the run.
+        since_s: when the run was begun, in seconds since 1970, rounded down; older files are of
+            another run. None shows all.
     """
     found: list[tuple[float, Path]] = []
     n = 0

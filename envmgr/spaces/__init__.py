@@ -5,9 +5,8 @@ MultiBinary and nested Dict/Tuple of these) has a *fixed layout*: a list of leav
 checked against it, and can be written into preallocated memory. Other spaces (Text, Sequence,
 Graph, OneOf, custom ones) have none; their values are checked by the space itself and travel as
 they are. So do those of a bare `gymnasium.Space()`, which stands for any object: it checks nothing,
-and is what an env without spaces is taken to have. But texts have room in preallocated memory, too,
-if they are not too long for it: observations that have no other parts than arrays and texts are
-*placed* there.
+and is assumed for an env without spaces. But texts have room in preallocated memory, too, if they
+are not too long for it: observations that consist only of arrays and texts are *placed* there.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
     """Dicts of values by agent, where any of the agents may be absent.
 
     Args:
-        by_agent: the space of each agent that there may be.
+        by_agent: the space of each possible agent.
 
     Attributes:
         spaces: likewise.
@@ -32,17 +32,17 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
         self.spaces: dict[Any, spaces.Space[Any]] = dict(by_agent)
 
     def contains(self, x: Any) -> bool:
-        """Return whether a value has only agents that there may be, each with a value of its."""
+        """Return whether a value has only possible agents, each with a value of its space."""
         return isinstance(x, Mapping) and all(
             agent in self.spaces and self.spaces[agent].contains(value)
             for agent, value in x.items()
         )
 
     def sample(self, mask: Any = None, probability: Any = None) -> dict[Any, Any]:
-        """Return a random value for each agent that there may be.
+        """Return a random value for each possible agent.
 
         Args:
-            mask: as of gymnasium's Dict: for some agents, those of their spaces.
+            mask: as for gymnasium's Dict: for some agents, the masks of their spaces.
             probability: likewise.
         """
         given = {"mask": mask or {}, "probability": probability or {}}
@@ -55,8 +55,8 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
         """Return a random action for each agent that lives, where this is a space of actions.
 
         Args:
-            observations: of those agents; with an entry `action_mask` only legal actions are drawn
-                of Discrete.
+            observations: the observations of those agents; where one has an entry `action_mask`,
+                only legal actions are drawn (see `legal_sample`).
         """
         return {
             agent: legal_sample(self.spaces[agent], mask_in(obs))
@@ -64,7 +64,7 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
         }
 
     def seed(self, seed: Any = None) -> list[int]:
-        """Seed the generator of each agent's space with one of its own.
+        """Seed the generator of each agent's space with a seed of its own.
 
         Returns:
             The seeds.
@@ -77,7 +77,7 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """No: agents may be absent."""
+        """Always False, because agents may be absent."""
         return False
 
     def __getitem__(self, agent: Any) -> spaces.Space[Any]:
@@ -107,7 +107,7 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
 
 
 def is_sampled_alone(space: Any) -> bool:
-    """Whether values of a space can be drawn from itself, whoever is in the env."""
+    """Return whether values can be drawn from a space alone, whichever agents are in the env."""
     return has_samples(space) and not isinstance(space, AgentSpace)
 
 
@@ -125,10 +125,10 @@ class _AgentsCodec(Codec):
             self._leaves(agent, part)
 
     def cast(self, value: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return a value whose arrays have the dtypes of their spaces; they may be the same ones.
+        """Return a value with its arrays in the dtypes of their spaces; may alias the value.
 
         Raises:
-            ValueMismatchError: it does not fit; the message names the agent.
+            ValueMismatchError: the value does not fit; the message names the agent.
         """
         return {
             agent: self._parts[agent].structure.unflatten(self._leaves(agent, part))
@@ -183,21 +183,21 @@ CODECS[AgentSpace] = _AgentsCodec
 
 
 def caster_of(space: AgentSpace) -> Callable[[Mapping[Any, Any]], dict[Any, Any]]:
-    """Return what gives the arrays of values the dtypes of their spaces, and checks them."""
+    """Return a function that checks values and casts their arrays to the dtypes of their spaces."""
     return _AgentsCodec(space, strict=False).cast
 
 
-# -- who lives: the agents that the newest observation of an env is of ----------------------------
+# -- who lives: the agents in the newest observation of an env ------------------------------------
 
 Newest = Callable[[], Any]
-"""Gives the newest observation of an env."""
+"""Returns the newest observation of an env."""
 
 
 def action_check(space: Any, refusal: ActionCheck, newest: Newest) -> ActionCheck:
-    """Return the check of an env's actions: that of their space, and of the agents that act.
+    """Return a check that an env's actions fit their space, and are for the agents that live.
 
     Args:
-        space: of actions.
+        space: the action space.
         refusal: the check of its codec.
         newest: see `Newest`.
     """
@@ -221,7 +221,7 @@ def _of_others(action: Mapping[Any, Any], living: Mapping[Any, Any]) -> str | No
 def random_action(space: Any, newest: Newest) -> Any:
     """Return a random action of a space, a legal one where the observation has an `action_mask`.
 
-    Of agents, for those that live, if that is known.
+    An action by agent is for the agents that live, if these are known.
     """
     if isinstance(space, AgentSpace):
         living = newest()
@@ -235,8 +235,8 @@ def lost_step(space: Any, obs: Any) -> tuple[Any, Any, Any]:
     """Return reward, terminated and truncated of a step that was lost.
 
     Args:
-        space: of observations.
-        obs: what the env showed before.
+        space: the observation space.
+        obs: the observation that the env showed before.
     """
     if not isinstance(space, AgentSpace):
         return 0.0, False, True

@@ -12,14 +12,14 @@ from envmgr.spaces.values import Array, rebuilt
 
 
 def leafwise(fn: Callable[..., Any], batch: Any, *others: Any) -> Any:
-    """Return what a function makes of each array of a batch, nested as these are.
+    """Return the results of a function for each array of a batch, nested as the batch is.
 
     Named tuples, such as the graphs of a Graph space, stay what they are.
 
     Args:
-        fn: takes an array of the batch, and the parts of the others that stand in its place.
-        batch: what is nested as the result is to be.
-        *others: nested likewise.
+        fn: takes an array of the batch, and the parts of the others in the same place.
+        batch: the batch, which is nested as the result will be.
+        *others: values that are nested likewise.
 
     Raises:
         KeyError: one of them has other keys.
@@ -38,7 +38,7 @@ def leafwise(fn: Callable[..., Any], batch: Any, *others: Any) -> Any:
 
 
 def indexed(batch: Any, index: Any) -> Any:
-    """Return `array[index]` of each array of a batch: of one row, views."""
+    """Return `array[index]` of each array of a batch; for one row, these are views."""
     if type(batch) is np.ndarray:  # here and below for speed: this is asked for each env
         return batch[index]
     if isinstance(batch, Mapping):
@@ -49,7 +49,7 @@ def indexed(batch: Any, index: Any) -> Any:
 
 
 def rows_of(batch: Any, positions: Any) -> Any:
-    """Return some rows of a batch, as a batch that is nobody else's."""
+    """Return copies of some rows of a batch, as a batch of their own."""
     return leafwise(lambda rows: rows.take(positions, axis=0), batch)
 
 
@@ -57,9 +57,9 @@ def put_rows(batch: Any, positions: Any, rows: Any) -> None:
     """Put rows into a batch, in place.
 
     Args:
-        batch: where they go.
-        positions: what indexes them in each array: a row, a list of rows, or a tuple of both.
-        rows: as `batch` is nested.
+        batch: the batch that they go into.
+        positions: the index for them in each array: a row, a list of rows, or a tuple of both.
+        rows: the rows, nested as `batch` is.
     """
     leafwise(lambda part, of_rows: setitem(part, positions, of_rows), batch, rows)
 
@@ -71,9 +71,9 @@ def merged_axes(array: Array) -> Array:
 
 
 def zeros_for(rows: Any, *lengths: int) -> Any:
-    """Return zeros that have, in place of the rows of a batch, the axes `lengths`.
+    """Return zeros like a batch, with the axes `lengths` in place of its rows.
 
-    What has no number for zero, such as objects, is None there.
+    Values that have no zero, such as objects, are None there.
     """
     return leafwise(lambda part: _zeros((*lengths, *part.shape[1:]), part.dtype), rows)
 
@@ -93,5 +93,5 @@ def stacked(rows: Sequence[Any]) -> Any:
 
 
 def as_batch(value: Any) -> Any:
-    """Return what somebody gives as a batch: tensors and lists of numbers as arrays."""
+    """Return a value as a batch: tensors and lists of numbers become arrays."""
     return leafwise(np.asarray, value)

@@ -1,4 +1,4 @@
-"""What a codec does, and the one of spaces that nothing is known of."""
+"""What a codec does, and the codec of spaces about which nothing is known."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ ActionCheck = Callable[[Any], str | None]
 
 
 class Codec:
-    """What a space means for the values that are moved. This one knows nothing of its space.
+    """What a space means for the values that are moved; this class knows nothing about its space.
 
     So it does not ask the space about observations either: what `contains` does there, and what it
-    costs, is not known, and others who run envs do not ask.
+    costs, is not known, and other libraries that run envs do not ask.
 
     Args:
-        space: the space; None has any value.
-        strict: actions are checked for the bounds of Box, too, and by spaces of unknown classes.
+        space: the space; None stands for a space that has any value.
+        strict: whether actions are also checked against the bounds of Box, and by spaces of unknown
+            classes.
 
     Attributes:
         space: the space.
-        is_asked: it is asked about actions.
-        text_bytes: as of `Leaf`, of values that have no fixed layout.
+        is_asked: whether the space is asked about actions.
+        text_bytes: as in `Leaf`, for values that have no fixed layout.
     """
 
     text_bytes: int | None = None
@@ -48,7 +49,7 @@ class Codec:
 
     @cached_property
     def structure(self) -> Layout:
-        """What takes the values apart, into arrays and what has no fixed layout."""
+        """The layout that takes values apart, into arrays and parts without a fixed layout."""
         leaves: list[Leaf] = []
         skeleton = self.skeleton((), leaves)
         return Layout(tuple(leaves), skeleton)
@@ -68,10 +69,10 @@ class Codec:
 
         Args:
             value: what the env returned, or a part of it.
-            path: where it sits in that.
+            path: where the value sits in what the env returned.
 
         Raises:
-            ValueMismatchError: it is not in the space.
+            ValueMismatchError: the value is not in the space.
         """
         if value is None:
             raise ValueMismatchError(f"value{path_text(path)} is None")
@@ -83,20 +84,21 @@ class Codec:
     def for_env(self, action: Any) -> Any:
         """Return an action in the form that gymnasium envs expect.
 
-        One integer in whatever form (int, numpy integer, array of one element) becomes an int for
-        Discrete; what can become an array of the dtype of Box, MultiDiscrete or MultiBinary without
-        losing information in kind does so; Dict and Tuple convert their parts. Everything else is
-        handed on unchanged: whether an action is legal is the caller's check, and in the end the
-        env's.
+        One integer in any form (int, numpy integer, array of one element) becomes an int for
+        Discrete; an action that can become an array of the dtype of Box, MultiDiscrete or
+        MultiBinary without losing information in kind becomes one; Dict and Tuple convert their
+        parts. Everything else is passed on unchanged: it is up to the caller, and in the end to the
+        env, to check whether an action is legal.
         """
         return action
 
     def action_columns(self, *, checked: bool, in_any_form: bool = False) -> ActionColumns | None:
-        """Return what packs actions of many envs; None if they have no fixed layout.
+        """Return columns that pack the actions of many envs; None if these have no fixed layout.
 
         Args:
-            checked: it takes no actions that are out of bounds.
-            in_any_form: the envs make of actions what `for_env` does: so it may be done before.
+            checked: whether the columns refuse actions that are out of bounds.
+            in_any_form: whether the envs convert actions as `for_env` does, so that this may be
+                done before.
         """
         if self.layout is None:
             return None
@@ -104,7 +106,7 @@ class Codec:
         return ActionColumns(self.layout, bounds, self._converted(checked) if in_any_form else None)
 
     def _converted(self, checked: bool) -> Callable[[Any], Any]:
-        """Return what makes of an action what `for_env` does; None of one that is refused."""
+        """Return a function that converts actions as `for_env` does, and refused ones to None."""
 
         def converted(action: Any) -> Any:
             action = without_tensors(action)
@@ -117,8 +119,8 @@ class Codec:
     def stack(self, values: Sequence[Any]) -> Any:
         """Return k values as one batch: arrays `(k, *shape)` per leaf.
 
-        What has no fixed layout becomes an array of objects (k,): a leaf, or the whole values if
-        all of their leaves are such.
+        A leaf without a fixed layout becomes an array of objects (k,). If no leaf has a fixed
+        layout, the whole values become such an array.
         """
         return self.structure.stack(values) if self.structure.fixed else objects(values)
 
@@ -127,16 +129,16 @@ class Codec:
         return self.structure.zeros(*lengths) if self.structure.fixed else np.empty(lengths, object)
 
     def as_bytes(self, value: Any) -> bytes:
-        """Return a value as bytes, cast as it is on its way: the same on both sides of a manager.
+        """Return a value as bytes, cast as when it is sent: the same on both sides of a manager.
 
         Raises:
             TypeError: values of this space have no such form.
-            Exception: it does not fit the space.
+            Exception: the value does not fit the space.
         """
         raise TypeError(f"values of {space_text(self.space)} have no fixed form")
 
     def doubt(self, value: Any) -> str | None:
-        """Ask the space; return why a value is not in it."""
+        """Ask the space whether a value is in it; return why it is not, or None."""
         if self.space is None:
             return None
         try:

@@ -23,7 +23,7 @@ _MOST_BYTES_OF_A_CHARACTER = 4
 
 
 class _AskedCodec(Codec):
-    """Of a space of gymnasium's whose values have no fixed layout: it is asked about each."""
+    """The codec of gymnasium's spaces without a fixed layout, which are asked about each value."""
 
     def check_value(self, value: Any, path: Path = ()) -> None:
         super().check_value(value, path)
@@ -65,13 +65,13 @@ class _TextCodec(_OneOfCodec):
 
 
 class _AnyTextCodec(Codec):
-    """Of a space of an unknown class that says by its dtype that its values are texts."""
+    """The codec of a space of an unknown class whose dtype says that its values are texts."""
 
     text_bytes = MOST_TEXT_BYTES
 
 
 class _ArrayCodec(Codec):
-    """Values that are one array, whose numbers may have bounds."""
+    """The codec of values that are one array, whose numbers may have bounds."""
 
     kinds = "biu"
     """Kinds of dtypes that actions may have."""
@@ -125,9 +125,9 @@ class _ArrayCodec(Codec):
 
 
 class _AnyArrayCodec(_ArrayCodec):
-    """Of a space of an unknown class that says by its shape and dtype that its values are arrays.
+    """The codec of a space of an unknown class whose shape and dtype say that values are arrays.
 
-    It may have dtypes that Box cannot have: records, and texts.
+    The space may have dtypes that Box cannot have: records, and texts.
     """
 
     def __init__(self, space: Any, strict: bool, bounds: Bounds = None) -> None:
@@ -187,7 +187,7 @@ class _DiscreteCodec(_ArrayCodec):
 
 
 class _NestedCodec(Codec, ABC):
-    """Values that have parts, by key or index."""
+    """The codec of values that have parts, by key or index."""
 
     def __init__(self, space: Any, strict: bool, parts: Mapping[Any, Any]) -> None:
         super().__init__(space, strict)
@@ -287,11 +287,11 @@ CODECS: dict[type[Any], Callable[[Any, bool], Codec]] = {
 def codec_of(space: spaces.Space[Any] | None, *, strict: bool = False) -> Codec:
     """Return the codec of a space: that of its class, else of the nearest one it derives from.
 
-    Others know of their space whether its values are arrays or texts, which its shape and dtype
-    tell.
+    The codecs of all other spaces know only whether values are arrays or texts, which the shape and
+    dtype of the space tell.
 
     Args:
-        space: the space; None has any value.
+        space: the space; None stands for a space that has any value.
         strict: see `Codec`.
     """
     found = (CODECS[cls] for cls in type(space).__mro__ if cls in CODECS)
@@ -305,14 +305,14 @@ def _codec_by_what_it_says(space: Any) -> Callable[[Any, bool], Codec]:
 
 
 def _says_arrays(space: Any) -> bool:
-    """Whether all values of a space are arrays of one shape and one dtype of fixed size."""
+    """Return whether all values of a space are arrays of one shape and one dtype of fixed size."""
     dtype = getattr(space, "dtype", None)
     known = isinstance(space, spaces.Space) and space.shape is not None
     return known and isinstance(dtype, np.dtype) and dtype.itemsize > 0
 
 
 def _says_texts(space: Any) -> bool:
-    """Whether all values of a space are texts, as MiniGrid's missions are."""
+    """Return whether all values of a space are texts, as MiniGrid's missions are."""
     dtype = getattr(space, "dtype", None)
     is_text = isinstance(dtype, np.dtype) and dtype == np.dtype(str)
     return is_text and isinstance(space, spaces.Space) and space.shape in (None, ())

@@ -1,10 +1,10 @@
 """Actions of many envs as columns: one array for each leaf of the action space.
 
-What the columns take is checked as a batch, at the cost of a few numpy calls, if it is exactly of
-the space (types, shapes and bounds). Else it is looked at one by one: what the env would make of it
-is made before, and numbers are noted with the form that they are in, so that the env is given what
-it would get by message. `None` says that somebody else has to say what is wrong with which of them,
-if anything is.
+Actions that fit the space exactly (types, shapes and bounds) are checked as a batch, at the cost of
+a few numpy calls. Others are looked at one by one: they are converted here as the env would convert
+them, and numbers are noted with the form that they are in, so that the env is given what it would
+get by message. A result of `None` means that other code has to find out what is wrong with which
+action, if anything is.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from envmgr.spaces.reading import Unreadable, read_list
 from envmgr.spaces.values import Array, ValueMismatchError, rebuilt
 
 Bounds = tuple[Any, Any] | None
-"""Smallest and largest value that a leaf may have (numbers or arrays); None has no bounds."""
+"""Smallest and largest value that a leaf may have (numbers or arrays); None: no bounds."""
 
 PYTHON_NUMBERS, NUMPY_VALUES, NUMBERS_IN_ARRAYS, NUMBERS_IN_POINTS = range(4)
-"""What the env gets of what is in the column: its *form*. The last two: a number in an array of
-shape (1,), or (). Larger ones are numbers of other types, see `in_form`."""
+"""The *form* in which the env gets what is in the column. The last two are for a number in an array
+of shape (1,), or (). Larger values stand for numbers of other types, see `in_form`."""
 
 _INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
 _SHAPES: list[tuple[int, ...] | None] = [None, (1,), ()]
@@ -41,12 +41,12 @@ _MOST_LISTED = 4096
 
 
 class ActionColumns:
-    """Packs actions of one space into one array `(k, *shape)` per leaf.
+    """A packer of actions of one space into one array `(k, *shape)` per leaf.
 
     Args:
-        bounds: of each leaf; None where actions are not checked.
-        converted: what the envs make of an action, None if it is refused; None if they take
-            actions as they come.
+        bounds: the bounds of each leaf; None if actions are not checked.
+        converted: a function that converts an action as the envs do, and returns None if it is
+            refused; None if the envs take actions as they come.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ActionColumns:
 
     @property
     def in_c(self) -> tuple[bool, int, int] | None:
-        """Whether actions are numbers, and the least and the largest; None: C cannot take them."""
+        """Whether actions are numbers, and the least and largest; None if C cannot take them."""
         if self._lone is None:
             return None
         bounds = self._bounds[0]
@@ -80,7 +80,7 @@ class ActionColumns:
         if bounds is None:
             return True, least, most
         low, high = bounds
-        # A Discrete may say of numbers that they are its own which have no room in its dtype.
+        # A Discrete may claim to have numbers that do not fit its dtype.
         return (True, low, high) if type(low) is int and least <= low and high <= most else None
 
     def of_values(self, values: Sequence[Any]) -> tuple[list[Array], Any] | None:
@@ -90,9 +90,9 @@ class ActionColumns:
             values: k actions.
 
         Returns:
-            Per leaf (k, *shape), and in what form the env gets them (`PYTHON_NUMBERS` ...), or in
-            which forms (k,); None if an action is out of bounds, or in a form that the env would
-            get to see and that has no number here.
+            Per leaf (k, *shape), and the form in which the envs get them (`PYTHON_NUMBERS` ...), or
+            the form of each (k,); None if an action is out of bounds, or in a form that the env
+            would get to see and that has no number here.
         """
         packed = self._exactly(values)
         return self._one_by_one(values) if packed is None else packed
@@ -128,10 +128,10 @@ class ActionColumns:
         return None if not _inside(column, self._bounds[0]) else ([column], NUMPY_VALUES)
 
     def _one_by_one(self, values: Sequence[Any]) -> tuple[list[Array], Any] | None:
-        """Pack actions in forms of which the exact ones are made, or which are noted beside them.
+        """Pack actions whose forms are converted to the exact ones, or noted beside them.
 
-        What is refused here the check of single actions refuses, too, and what the env would get
-        is what it gets.
+        The check of single actions also refuses whatever is refused here, and the env gets what it
+        would get otherwise.
         """
         if self._converted is None:
             plain = [without_tensors(value) for value in values]
@@ -144,7 +144,7 @@ class ActionColumns:
         return None if any(value is None for value in converted) else self._exactly(converted)
 
     def _with_forms(self, values: Sequence[Any]) -> tuple[list[Array], Any] | None:
-        """Pack numbers of several types; beside them, the form of each."""
+        """Pack numbers of several types; return them with the form of each."""
         forms = bytes(map(self._form_of, values))
         if _NO_FORM in forms:
             return None
@@ -158,7 +158,7 @@ class ActionColumns:
         return [np.fromiter(numbers, self._dtype, len(numbers))], form
 
     def _form_of(self, value: Any) -> int:
-        """Return the form that a number is in; `_NO_FORM` of all else."""
+        """Return the form that a number is in; `_NO_FORM` for all else."""
         if type(value) is int:
             return PYTHON_NUMBERS
         if type(value) is not np.ndarray and not isinstance(value, np.integer):
@@ -218,7 +218,7 @@ class ActionColumns:
             count: k.
 
         Returns:
-            Per leaf (k, *shape) of the space's dtype; None if it does not fit.
+            Per leaf (k, *shape) of the space's dtype; None if the batch does not fit.
         """
         exact = type(batch) is np.ndarray and batch.dtype == self._dtype
         if exact and self._is_number and batch.shape == (count,):
@@ -248,7 +248,7 @@ class ActionColumns:
 
 
 def _are_alike(values: Sequence[Any]) -> bool:
-    """Whether values are arrays of one dtype and shape."""
+    """Return whether values are arrays of one dtype and shape."""
     if not all(type(value) is np.ndarray for value in values):
         return False
     return len({(value.dtype, value.shape) for value in values}) == 1
@@ -307,8 +307,8 @@ def in_form(number: int, form: int, dtype: np.dtype[Any]) -> Any:
 
     Args:
         number: what is in the column.
-        form: beside it.
-        dtype: of the column.
+        form: the form noted beside it.
+        dtype: the dtype of the column.
     """
     if form == PYTHON_NUMBERS:
         return number
@@ -322,7 +322,7 @@ def split_batch(batch: Any, count: int) -> list[Any]:
     """Return the rows of a batch: of an array, of a dict or tuple of arrays, or of a list.
 
     Raises:
-        ValueMismatchError: it does not have exactly `count` rows.
+        ValueMismatchError: the batch does not have exactly `count` rows.
     """
     if isinstance(batch, Mapping):
         columns = {key: split_batch(part, count) for key, part in batch.items()}

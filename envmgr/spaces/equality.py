@@ -1,4 +1,4 @@
-"""What can be asked of any space: whether two are equal, also where their classes do not say."""
+"""Questions about any space, such as whether two are equal, even if their classes do not say."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from gymnasium import spaces
 
 _NOT_COMPARED = ("_np_random",)
-"""What a space has beside its values: its random numbers."""
+"""Attributes of a space that say nothing about its values: its random numbers."""
 
 
 def has_samples(space: Any) -> bool:
-    """Return whether a space has random values; a bare `gymnasium.Space()` has none."""
+    """Return whether a space can be sampled; a bare `gymnasium.Space()` cannot."""
     return getattr(type(space), "sample", None) is not spaces.Space.sample
 
 
 def space_text(space: Any) -> str:
-    """Return a space as text, also if its class has none."""
+    """Return a space as text, even if its class defines none."""
     if not isinstance(space, spaces.Space) or type(space).__repr__ is not object.__repr__:
         return str(space)
     return f"{type(space).__name__}(shape={space.shape}, dtype={space.dtype})"
@@ -29,7 +29,7 @@ def same_space(one: Any, other: Any) -> bool:
 
     Spaces whose class does not compare them, such as a bare `gymnasium.Space()`, are equal if they
     are of one class and have equal attributes, whatever random numbers they have drawn. (Python
-    calls two such objects equal only if they are one: what comes from two workers never is.)
+    calls two such spaces equal only if they are one object, which those of two workers never are.)
 
     Raises:
         Exception: whatever a space's own comparison raises.

@@ -1,4 +1,4 @@
-"""Telling what a signal handler has raised from what the code that it came into has raised."""
+"""Telling exceptions of a signal handler from those of the code that the handler interrupted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import CodeType
 def came_through_a_handler(error: BaseException) -> bool:
     """Return whether an exception was raised in one of the signal handlers of this process.
 
-    Who catches whatever foreign code may raise asks this first: the user's own alarm is no failure
-    of an env, of a pickle or of an argument. `KeyboardInterrupt` is told by its class.
+    Code that catches whatever foreign code may raise asks this first: the user's own alarm is no
+    failure of an env, of a pickle or of an argument. `KeyboardInterrupt` is known by its class.
     """
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
     traceback = error.__traceback__
@@ -28,7 +28,7 @@ def pass_interrupt_on(error: BaseException) -> None:
 
 
 def _code_of(handler: object) -> CodeType | None:
-    """Return the code of a handler: of a function, a method, or an object that is called."""
+    """Return the code of a handler, which may be a function, a method or a callable object."""
     if callable(handler) and not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
         handler = type(handler).__call__
     return getattr(getattr(handler, "__func__", handler), "__code__", None)

@@ -20,8 +20,8 @@ from envmgr.spaces.values import (
 )
 
 MOST_TEXT_BYTES = 1020
-"""Room that a text has in shared memory, unless its space says that less will do. With its length
-that is 1 KiB."""
+"""Bytes that a text may have in shared memory, unless its space says that fewer will do. Together
+with the length of the text, that is 1 KiB."""
 
 _TEXT_LENGTH = struct.Struct("<I")
 _MOST_KNOWN_TEXTS = 1024
@@ -29,9 +29,10 @@ _MOST_KNOWN_TEXTS = 1024
 
 @cache
 def has_buffer(dtype: np.dtype[Any]) -> bool:
-    """Return whether C finds its way in arrays of a dtype, of which it knows their buffers alone.
+    """Return whether C code can read arrays of a dtype, which it knows only by their buffers.
 
-    There is none of times, nor of records with a time in them, or with fields that overlap.
+    Arrays of times have no buffer, nor have arrays of records with a time in them, or with fields
+    that overlap.
     """
     array: Any = np.empty(0, dtype)
     try:
@@ -48,10 +49,11 @@ class Leaf:
     Attributes:
         path: where it sits in the value; empty if the value is this array.
         shape: its shape; `()` for Discrete.
-        is_number: its value is a numpy number, as Discrete's, and not an array of shape `()`.
-        check: raises ValueMismatchError unless it is given an object that is as it should be, and
-            its path; None for arrays.
-        text_bytes: it is a text, which has room for so many bytes in shared memory; None if not.
+        is_number: whether its value is a numpy number, like Discrete's, and not an array of shape
+            `()`.
+        check: takes an object and its path, and raises ValueMismatchError unless the object is as
+            it should be; None for arrays.
+        text_bytes: how many bytes of shared memory a text has room for; None if it is no text.
     """
 
     path: Path
@@ -63,7 +65,7 @@ class Leaf:
 
     @property
     def is_free(self) -> bool:
-        """Whether its values are no arrays of this shape and dtype, but objects of any form."""
+        """Whether its values are not arrays of this shape and dtype, but objects of any form."""
         return self.check is not None
 
     @cached_property
@@ -72,7 +74,7 @@ class Leaf:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def to_bytes(self, value: Any) -> bytearray:
-        """Return a copy of an array that was checked: its numbers alone, which pickle best."""
+        """Return a copy of a checked array: only its numbers, the form that pickles best."""
         data = bytearray(self.nbytes)
         np.ndarray(self.shape, self.dtype, data)[...] = value
         return data
@@ -81,7 +83,7 @@ class Leaf:
         """Return what `to_bytes` was given, in the memory of `data`.
 
         Raises:
-            ValueMismatchError: it has not returned anything like this.
+            ValueMismatchError: `data` is nothing that `to_bytes` can have returned.
         """
         if type(data) is not bytearray or len(data) != self.nbytes:
             found = f"{len(data)} bytes" if type(data) is bytearray else type(data).__name__
@@ -95,15 +97,15 @@ class Leaf:
 
 @dataclass(frozen=True)
 class TextLeaf(Leaf):
-    """A text as it is in shared memory: an array of bytes, its length and then it in UTF-8."""
+    """A text in shared memory: an array of bytes, with the length and then the text in UTF-8."""
 
     @classmethod
     def of(cls, leaf: Leaf, n_bytes: int) -> TextLeaf:
-        """Return what a text of so many bytes at most is there."""
+        """Return the leaf that a text of at most `n_bytes` bytes has in shared memory."""
         return cls(leaf.path, (_TEXT_LENGTH.size + n_bytes,), np.dtype(np.uint8))
 
     def packed(self, text: Any) -> bytes | None:
-        """Return the bytes to write; None of what is no `str`, and of texts that are too long."""
+        """Return the bytes to write; None if `text` is not a `str`, or is too long."""
         if type(text) is not str:
             return None
         data = text.encode("utf-8", "surrogatepass")
@@ -111,12 +113,12 @@ class TextLeaf(Leaf):
 
     @cached_property
     def max_bytes(self) -> int:
-        """Most bytes that a text may have."""
+        """The most bytes that a text may have."""
         return self.nbytes - _TEXT_LENGTH.size
 
 
 class TextReader:
-    """Reads texts that are in shared memory; of those that are the same it makes one object."""
+    """A reader of texts in shared memory, which makes one object of those that are equal."""
 
     def __init__(self, leaf: TextLeaf) -> None:
         self._max_bytes = leaf.max_bytes
@@ -127,19 +129,19 @@ class TextReader:
         """Return a text, given its bytes.
 
         Raises:
-            ValueMismatchError: they make no sense.
+            ValueMismatchError: the bytes are not those of a text.
         """
         return self.read_each(memory, (0,))[0]
 
     def read_each(self, memory: memoryview, at: Iterable[int]) -> list[str]:
-        """Return texts.
+        """Return the texts at some places in memory.
 
         Args:
-            memory: bytes.
-            at: where those of each text begin.
+            memory: the bytes of the texts.
+            at: where the bytes of each text begin.
 
         Raises:
-            ValueMismatchError: those of a text make no sense.
+            ValueMismatchError: the bytes at one of these places are not those of a text.
         """
         max_bytes, header, length_at = self._max_bytes, _TEXT_LENGTH.size, _TEXT_LENGTH.unpack_from
         known, texts = self._known, list[str]()
@@ -202,9 +204,9 @@ class Layout:
 
     @cached_property
     def placed(self) -> Layout | None:
-        """What of the values is in shared memory; None if nothing is.
+        """The layout of what is in shared memory; None if nothing is.
 
-        That is all of it, or, if there is no room for some of it, the arrays as a tuple.
+        That is the whole value, or, if there is no room for some of it, its arrays as a tuple.
         """
         if self.is_fixed or not self.is_placed:
             return self if self.is_fixed else self.fixed
@@ -216,30 +218,30 @@ class Layout:
 
     @cached_property
     def lone(self) -> Leaf | None:
-        """The leaf of values that are one array; None of others."""
+        """The only leaf, if each value is one array; else None."""
         is_lone = type(self.skeleton) is int and not self.leaves[0].is_free
         return self.leaves[0] if is_lone else None
 
     def split(self, leaves: Sequence[Any]) -> tuple[list[Array], list[Any]]:
-        """Return those of the values of the leaves that are arrays, and those that are not."""
+        """Return the values of leaves that are arrays, and the values of those that are not."""
         pairs = list(zip(self.leaves, leaves, strict=True))
         fixed = [value for leaf, value in pairs if not leaf.is_free]
         return fixed, [value for leaf, value in pairs if leaf.is_free]
 
     def join(self, fixed: Sequence[Any], free: Sequence[Any]) -> Any:
-        """Return the nested value whose leaves `split` has told apart."""
+        """Return the nested value whose leaves `split` has separated."""
         parts = {False: iter(fixed), True: iter(free)}
         return self.unflatten([next(parts[leaf.is_free]) for leaf in self.leaves])
 
     def flatten(
         self, value: Any, *, strict_dtype: bool = False, on_cast: OnCast | None = None
     ) -> list[Array]:
-        """Check a value and return its leaves, those not free as arrays; may alias the value.
+        """Check a value and return its leaves, as arrays unless they are free; may alias the value.
 
         Args:
             value: what the env returned.
             strict_dtype: refuse any dtype but the leaf's own; else same-kind casts are allowed.
-            on_cast: told, in words, of each leaf whose dtype is not the space's.
+            on_cast: called with a text about each leaf whose dtype is not the space's.
 
         Raises:
             ValueMismatchError: structure, shape or dtype differ; the message says where and how.
@@ -352,7 +354,7 @@ class _LeafCheck:
 
 _UNCHECKED = _LeafCheck(False, None, checks_objects=False)
 _CASTS: dict[str, Any] = {"U": "safe", "S": "safe", "V": "no"}
-"""Of these kinds a cast "of the same kind" cuts texts off, or takes a record's fields apart."""
+"""For these kinds, a cast "of the same kind" cuts texts off, or takes a record's fields apart."""
 
 
 def _as_array(leaf: Leaf, value: Any) -> Array:

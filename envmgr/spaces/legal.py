@@ -1,4 +1,4 @@
-"""Which actions an env says are legal, and random ones of them."""
+"""Which actions are legal, as an env says, and random ones among them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mask_in(obs: Any, info: Any = None) -> Any:
 
     Args:
         obs: an observation.
-        info: that came with it.
+        info: the info that came with it.
     """
     for found in (obs, info):
         if isinstance(found, Mapping) and found.get(MASK) is not None:
@@ -31,12 +31,12 @@ def has_mask(space: Any) -> bool:
 
 
 def legal_sample(space: spaces.Space[Any], mask: Any) -> Any:
-    """Return a random action, a legal one where the mask can be told to be of this space.
+    """Return a random action, a legal one if the mask fits this space.
 
     Args:
-        space: of actions; legal ones are drawn of Discrete and MultiDiscrete.
-        mask: an array of a flag for each action; of MultiDiscrete, one after the other or a tuple.
-            None: all are legal.
+        space: the action space; legal actions are drawn from Discrete and MultiDiscrete.
+        mask: an array with a flag for each action; for MultiDiscrete, the flags of its parts, one
+            after the other or as a tuple. None: all actions are legal.
     """
     if mask is None:
         return space.sample()

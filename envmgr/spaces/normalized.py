@@ -1,4 +1,4 @@
-"""Which parts of a space hold numbers to normalise, and what it becomes when they are."""
+"""Which parts of a space hold numbers to normalise, and the space of the normalised values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from envmgr.spaces.values import Array, Path
 
 
 def box_paths(space: Any, keys: Collection[str] | None = None) -> list[Path]:
-    """Return where a space has boxes, which hold numbers; in nested Dicts and Tuples, too.
+    """Return where a space has boxes that hold numbers, also in nested Dicts and Tuples.
 
     Args:
         space: the space.
-        keys: of its parts only these, which only a Dict has; None: all of them.
+        keys: look only into the parts with these keys, which only a Dict has; None: into all.
     """
     if isinstance(space, spaces.Box):
         return [()] if keys is None and np.issubdtype(space.dtype, np.number) else []
@@ -32,7 +32,7 @@ def box_paths(space: Any, keys: Collection[str] | None = None) -> list[Path]:
 
 
 def missing_keys(space: Any, keys: Collection[str] | None) -> list[str]:
-    """Return those of some keys that a Dict does not have; of other spaces none are asked for."""
+    """Return those of some keys that a Dict does not have; for other spaces, return no keys."""
     if not isinstance(space, spaces.Dict):
         return []
     return [key for key in keys or () if key not in space.spaces]

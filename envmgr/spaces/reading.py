@@ -1,4 +1,4 @@
-"""Reading values that somebody else has made: they may be anything, and raise when looked at."""
+"""Reading values from other people's code: they may be anything, and may raise when looked at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from envmgr.spaces.interrupts import pass_interrupt_on
 
 _MOST_ITEMS = 100_000
-"""More than anybody has envs; what has no end is given up there."""
+"""More than anybody has envs; reading an endless iterable is given up there."""
 
 
 class Unreadable(Exception):
@@ -17,7 +17,7 @@ class Unreadable(Exception):
 
 
 def short_text(value: object, limit: int = 80) -> str:
-    """Return a value's repr on one line, cut at `limit` characters; of any value whatever."""
+    """Return a value's repr on one line, cut at `limit` characters; works for any value."""
     try:
         text = " ".join(repr(value).splitlines())
     except Exception as error:  # a broken __repr__, or an int of more digits than Python converts
@@ -29,8 +29,8 @@ def short_text(value: object, limit: int = 80) -> str:
 def error_text(error: BaseException, limit: int = 200) -> str:
     """Return the class and the text of an exception on one line, cut at `limit` characters.
 
-    What a signal handler of the user's has raised is no failure of a value: it is raised again, as
-    an interrupt of whoever has read that.
+    An exception that a signal handler of the user's has raised is no failure of a value: it is
+    raised again, as an interrupt of the code that has read the value.
     """
     pass_interrupt_on(error)
     try:
@@ -46,7 +46,8 @@ def read_list(values: Any) -> list[Any]:
     """Return the items of an iterable.
 
     Raises:
-        Unreadable: it is no iterable, is text or bytes, raises itself, or does not end.
+        Unreadable: `values` is not iterable, is text or bytes, raises an exception of its own, or
+            does not end.
     """
     if isinstance(values, (str, bytes, bytearray, memoryview)):
         raise Unreadable(f"{short_text(values)} is one value, no list")
@@ -63,7 +64,7 @@ def read_dict(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return a mapping of any class as a dict.
 
     Raises:
-        Unreadable: it raises itself, or has a key twice.
+        Unreadable: the mapping raises an exception of its own, or has a key twice.
     """
     try:
         pairs = [(key, mapping[key]) for key in mapping]  # an EasyDict may have a key `items`

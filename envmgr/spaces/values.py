@@ -1,4 +1,4 @@
-"""What all of this package says about values: their types, errors and messages."""
+"""What all modules of this package share about values: their types, errors and messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Path = tuple[str | int, ...]
 OnCast = Callable[[str], None]
 
 _MOST_IN_ONE_THREAD = 8192
-"""Longer products may be given to several threads by the library that computes them."""
+"""The library that computes products may give longer ones to several threads."""
 
 
 class ValueMismatchError(ValueError):
@@ -64,8 +64,8 @@ def has_floats(dtype: np.dtype[Any]) -> bool:
 def finite_test(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Array], Any] | None:
     """Return a function of an array of this kind that gives 0 if all its numbers are finite.
 
-    Zero times a number is zero, except of NaN and infinities: a product with a vector of zeros
-    costs half of looking at each number.
+    Zero times a number is zero, except for NaN and infinities, and a product with a vector of zeros
+    costs half as much as looking at each number.
 
     Returns:
         None if there is nothing to test, or too much for a product of one thread.

@@ -1,11 +1,11 @@
-"""For tests of what runs on managers: envs that sign timesteps, envs that fail, and a saboteur.
+"""Tools to test what runs on managers: envs that sign timesteps, envs that fail, and a saboteur.
 
-- `LedgerEnv`, `LedgerWrapper`, `ledgered`: envs that sign every timestep; `Ledger` checks them,
-  and an `AuditedLoop` tells it of everything.
+- `LedgerEnv`, `LedgerWrapper`, `ledgered`: envs that sign every timestep; a `Ledger` checks the
+  timesteps, and an `AuditedLoop` tells it everything that happens.
 - `FaultyEnv` and `Fault`: an env that fails where its plan says so.
-- `Saboteur` and `vulnerable`: hurt random workers of a manager, and measure what comes of it.
-- `check_env`: everything about an env that a manager would stumble over.
-- `envmgr.testing.contract`: suites of tests for envs and for kinds of managers of your own.
+- `Saboteur` and `vulnerable`: hurt random workers of a manager, and measure the consequences.
+- `check_env`: find everything about an env that a manager would stumble over.
+- `envmgr.testing.contract`: test suites for envs and kinds of managers of your own.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from envmgr.types import EnvTimestep
 
 
 class AuditedLoop(ManagerLoop):
-    """A `ManagerLoop` that enters everything in a ledger: for `Collector`, or by itself.
+    """A `ManagerLoop` that enters everything in a ledger, for `Collector` or for use by itself.
 
     Args:
-        manager: launched; its envs sign their timesteps.
+        manager: a launched manager, whose envs sign their timesteps.
 
     Attributes:
-        ledger: has the accounts.
+        ledger: the ledger with the accounts.
     """
 
     def __init__(self, manager: EnvManager) -> None:
@@ -27,7 +27,7 @@ class AuditedLoop(ManagerLoop):
         self._sending: Mapping[int, Any] = {}
 
     def ready(self) -> dict[int, Any]:
-        """As `ManagerLoop.ready`."""
+        """See `ManagerLoop.ready`."""
         observations = super().ready()
         begin = any(map(self.ledger.begins_episode, observations))
         self.ledger.observed(observations, self.manager.ready_info if begin else None)
@@ -39,7 +39,7 @@ class AuditedLoop(ManagerLoop):
         self.ledger.accepted(actions)
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, EnvTimestep]:
-        """As `ManagerLoop.step`."""
+        """See `ManagerLoop.step`."""
         self._sending = actions
         timesteps = super().step(actions)
         self.ledger.accepted(actions)
@@ -50,19 +50,19 @@ class AuditedLoop(ManagerLoop):
     def gather(
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> dict[int, EnvTimestep]:
-        """As `ManagerLoop.gather`."""
+        """See `ManagerLoop.gather`."""
         timesteps = super().gather(min_ready, timeout_s)
         self.ledger.delivered(timesteps)
         return timesteps
 
     def reset(self, env_ids: Iterable[int]) -> None:
-        """As `ManagerLoop.reset`."""
+        """See `ManagerLoop.reset`."""
         env_ids = list(env_ids)
         self.ledger.reset(env_ids)
         super().reset(env_ids)
 
     def settle(self) -> LedgerReport:
-        """Return the accounts once the manager is closed: what is under way will not come."""
+        """Return the accounts once the manager is closed: timesteps under way will not come."""
         stats = self.manager.stats()
         if stats["actions"] == self.ledger.n_accepted + len(self._sending):
             self.ledger.accepted(self._sending)  # by a step that was interrupted

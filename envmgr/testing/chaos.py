@@ -8,7 +8,7 @@
             saboteur.tick()      # or `with saboteur:` around the loop, for a thread of its own
     print(saboteur.summary())
 
-How workers are hurt is said in `envmgr.testing.injuries`.
+`envmgr.testing.injuries` says how workers are hurt.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from envmgr.types import Clock, monotonic
 
 @dataclass
 class Injury:
-    """One injury of one worker. Times are of the saboteur's clock, which is the manager's.
+    """One injury of one worker. Times are by the saboteur's clock, which is the manager's.
 
     Attributes:
         kind: one of `KINDS`.
-        pid: the worker.
-        env_ids: the envs that it served.
-        generations: how often each of them had been renewed.
-        time_s: when it was hurt.
+        pid: the pid of the worker.
+        env_ids: the envs that the worker served.
+        generations: how often each of these envs had been renewed.
+        time_s: when the worker was hurt.
         failed_s: when the manager saw one of these envs fail; None if it has not.
-        ready_s: when the last of those that failed was ready again; None if one is not.
-        disturbed: the worker that replaces it was hurt before that.
+        ready_s: when the last of the failed envs was ready again; None if one of them is not.
+        disturbed: whether the worker's replacement was hurt before that.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Injury:
         return None if self.ready_s is None else self.ready_s - self.time_s
 
     def take_failed(self, env_id: int, generation: int, time_s: float) -> None:
-        """An env has failed; nothing happens unless it is one of these, as it was then."""
+        """Note that an env failed, if it is one of `env_ids` in the generation that was hurt."""
         if time_s < self.time_s or self._generation_of(env_id) != generation:
             return
         if self.failed_s is None:
@@ -73,7 +73,7 @@ class Injury:
             self._awaited.add(env_id)
 
     def take_ready(self, env_id: int, generation: int, time_s: float) -> None:
-        """An env is ready again; nothing happens unless this injury has it awaited."""
+        """Note that an env is ready again, if this injury awaits it."""
         if env_id in self._awaited and generation > self._generation_of(env_id):
             self._awaited.discard(env_id)
             if not self._awaited:
@@ -90,36 +90,36 @@ class HasWorkers(Protocol):
     """What a saboteur needs of a manager."""
 
     def stats(self) -> dict[str, Any]:
-        """Return, among others, `workers`, `generations` and `moments`; from any thread."""
+        """Return `workers`, `generations` and `moments`, among others; works from any thread."""
         ...
 
 
 class Saboteur:
-    """Hurts one random worker of a manager after the other, at a given rate.
+    """A saboteur that hurts random workers of a manager, one after the other, at a given rate.
 
-    Call `tick` once in each round of the loop, which costs less than a microsecond while nothing is
-    due; or use it as a context manager, and a thread of its own does that. Which worker is hurt,
-    and how, follows from the seed and from what workers there are. A worker that was hurt is not
-    hurt again; its replacement may be, as soon as it has been started, but only in a way that ends
-    it at once until its envs are ready: else each start could take all of `connect_timeout`.
-    Processes that do not descend from this one are never touched.
+    Call `tick` once in each iteration of the loop, which costs less than a microsecond while
+    nothing is due; or use the saboteur as a context manager, and a thread of its own does that.
+    Which worker is hurt, and how, follows from the seed and from which workers there are. A worker
+    that was hurt is not hurt again. Its replacement may be hurt as soon as it has been started, but
+    until its envs are ready only in a way that ends it at once: otherwise each start could take all
+    of `connect_timeout`. Processes that do not descend from this one are never touched.
 
-    What the manager's config needs: hung and stopped workers are only found out by `step_timeout`
-    and `reset_timeout`, while they start by `connect_timeout`. `max_failures` and
-    `max_failures_total` have to be large. `retry_waiting_time: 0` renews at once also after several
-    failures in a row.
+    What the manager's config needs: hung and stopped workers are detected only by `step_timeout`
+    and `reset_timeout`, and while they start by `connect_timeout`. `max_failures` and
+    `max_failures_total` have to be large. With `retry_waiting_time: 0` envs are renewed at once,
+    even after several failures in a row.
 
     Args:
-        manager: launched, of a kind with worker processes.
+        manager: a launched manager, of a kind with worker processes.
         rate_hz: injuries per second.
-        kinds: drawn from with equal probability; one that is repeated is drawn more often.
-        seed: of what is drawn.
-        clock: monotonic seconds; that of the manager.
+        kinds: the kinds to draw from with equal probability; a repeated one is drawn more often.
+        seed: the seed of the draws.
+        clock: returns monotonic seconds; the manager's clock.
         send: sends a signal to a worker, and returns whether it was alive; for tests.
 
     Attributes:
-        injuries: all there were, oldest first.
-        n_skipped: how often an injury was due and no worker was there to be hurt.
+        injuries: all injuries so far, oldest first.
+        n_skipped: how often an injury was due and there was no worker to hurt.
 
     Raises:
         ConfigError: a kind does not exist, or the rate is not above 0.
@@ -158,7 +158,7 @@ class Saboteur:
     # -- injuries ---------------------------------------------------------------------------
 
     def tick(self) -> Injury | None:
-        """Hurt a worker if it is time to; return the injury. Missed ones are not made up for."""
+        """Hurt a worker if it is time, and return the injury. Missed ones are not made up for."""
         now = self._clock()
         if now < self._due_s:
             return None
@@ -169,8 +169,8 @@ class Saboteur:
         """Hurt a worker now.
 
         Args:
-            kind: how; None draws one of the saboteur's kinds.
-            env_id: the worker that serves this env; None draws one.
+            kind: how to hurt it; None draws one of the saboteur's kinds.
+            env_id: hurt the worker that serves this env; None draws a worker.
 
         Returns:
             The injury; None if there was no such worker, or it was hurt already, or it is dead.
@@ -210,10 +210,10 @@ class Saboteur:
     # -- what came of them ------------------------------------------------------------------
 
     def collect(self) -> list[Injury]:
-        """Read what the manager has noted of failures and recoveries; return all injuries.
+        """Read the failures and recoveries that the manager has noted; return all injuries.
 
-        The manager keeps the last thousand: each injury collects, and so should the end of a run,
-        before the manager is closed.
+        The manager keeps the last thousand of them. They are read whenever a worker is to be hurt;
+        call this also at the end of a run, before the manager is closed.
         """
         with self._lock:
             self._take_moments(self._manager.stats())
@@ -221,7 +221,7 @@ class Saboteur:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all injuries that were detected are recovered from, as of the last `collect`."""
+        """Whether all detected injuries have been recovered from, as of the last `collect`."""
         return all(injury.failed_s is None or injury.ready_s is not None for injury in self._open)
 
     def _take_moments(self, stats: Mapping[str, Any]) -> None:
@@ -241,7 +241,7 @@ class Saboteur:
         self._open = [injury for injury in self._open if injury.ready_s is None]
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Return figures of each kind of injury, and of `all`, as values that JSON holds.
+        """Return figures for each kind of injury, and for `all`, as values that JSON can hold.
 
         Per kind: `injuries`, `detected`, `recovered`, and `detection_s` and `recovery_s` with
         `median`, `p99` and `max` (None where there are none). Recoveries that another injury has
@@ -287,7 +287,7 @@ def _figures(injuries: Sequence[Injury]) -> dict[str, Any]:
 
 
 def spread(times: Iterable[float | None]) -> dict[str, float | None]:
-    """Return median, p99 and maximum of times, without those that are None; nearest rank."""
+    """Return the median, p99 and maximum of times by nearest rank, without those that are None."""
     known = sorted(time_s for time_s in times if time_s is not None)
     if not known:
         return {"median": None, "p99": None, "max": None}

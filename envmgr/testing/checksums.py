@@ -1,6 +1,7 @@
 """Checksums of observations, actions and rewards that are the same on both sides of a manager.
 
-A manager casts values to the dtypes of their spaces on the way; so does this, before it sums up.
+A manager casts values to the dtypes of their spaces on the way; so do these functions before they
+compute a checksum.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from envmgr.spaces import codec_of
 
 UNKNOWN = 0
-"""The checksum of what has none: a value of a space without fixed layout, or of no space at all."""
+"""Stands for no checksum: for a value of a space without fixed layout, or of no space at all."""
 
 Checksum = Callable[[Any], int]
 
@@ -39,7 +40,7 @@ def checksum_of(space: Any) -> Checksum:
 def reward_checksum(reward: Any) -> int:
     """Return the checksum of a reward: of its value as float64, whatever its type.
 
-    Of rewards by agent it is that of all of them, in the order of the agents' names.
+    Rewards by agent have one checksum of all of them, in the order of the agents' names.
     """
     try:
         if isinstance(reward, Mapping):

@@ -1,4 +1,4 @@
-"""Test suites for envs and for kinds of managers of your own. Subclass, and run with pytest.
+"""Test suites for envs and kinds of managers of your own. Subclass them and run them with pytest.
 
     class TestMyEnv(EnvContract):
         def make_env(self):
@@ -29,7 +29,7 @@ from envmgr.testing.ledger_env import without_instance
 from envmgr.types import EnvTimestep, is_abnormal
 
 PATIENCE_S = 20.0
-"""How long a suite waits for what has to happen."""
+"""How long a suite waits for something that has to happen."""
 
 
 def require(condition: object, message: str) -> None:
@@ -44,7 +44,7 @@ def require(condition: object, message: str) -> None:
 
 @contextmanager
 def refused(*kinds: type[Exception]) -> Iterator[None]:
-    """Fail unless what is done inside raises one of these errors.
+    """Fail unless the code inside raises one of these errors.
 
     Raises:
         AssertionError: nothing was raised, or something else.
@@ -60,11 +60,11 @@ def refused(*kinds: type[Exception]) -> Iterator[None]:
 
 
 class EnvContract:
-    """What managers expect of envs; see `env_problems` for all that is checked.
+    """A test suite for what managers expect of envs; see `env_problems` for all that is checked.
 
     Attributes:
-        n_steps: random steps to take.
-        seed: to reset with.
+        n_steps: the number of random steps to take.
+        seed: the seed to reset with.
     """
 
     n_steps = 50
@@ -80,27 +80,27 @@ class EnvContract:
         require(not mine, "\n".join(map(str, mine)))
 
     def test_the_factory_builds_envs_and_can_be_sent_to_workers(self) -> None:
-        """It can be pickled, and what it returns is an env."""
+        """The factory can be pickled, and returns an env."""
         self._expect_none("factory")
 
     def test_the_spaces_are_there_and_can_be_laid_out(self) -> None:
-        """Also before the first reset, or after one."""
+        """The spaces are there before the first reset, or after one."""
         self._expect_none("spaces")
 
     def test_resets_and_steps_give_what_they_should(self) -> None:
-        """In the right types."""
+        """The results have the right types."""
         self._expect_none("reset", "step")
 
     def test_observations_have_the_structure_and_shape_of_their_space(self) -> None:
-        """In resets and steps."""
+        """This holds for resets and for steps."""
         self._expect_none("observation")
 
     def test_the_same_seed_gives_the_same_trajectory(self) -> None:
-        """If the env takes seeds."""
+        """This is checked only if the env takes seeds."""
         self._expect_none("seed")
 
     def test_it_can_be_closed(self) -> None:
-        """Also without a reset."""
+        """Closing also works without a reset."""
         self._expect_none("close")
 
 
@@ -151,15 +151,16 @@ class _Run:
 
 
 class ManagerContract:
-    """What every kind of manager promises. Kinds with worker processes: `WorkerManagerContract`.
+    """A test suite for what every kind of manager promises.
 
-    The envs of the suite are `FaultyEnv`s, which sign their timesteps; a `Ledger` finds what is
-    lost, repeated or swapped.
+    For kinds with worker processes there is `WorkerManagerContract`. The envs of the suite are
+    `FaultyEnv`s, which sign their timesteps; a `Ledger` finds what is lost, repeated or swapped.
 
     Attributes:
-        gathers_all: `step` returns the timesteps of all actions it was given, in their order; else
-            it returns some of what is outstanding, in ascending order of env_id.
-        shows_arrays: observations are numpy arrays, as in `{env_id: obs}` (not so in V2 kinds).
+        gathers_all: whether `step` returns the timesteps of all actions it was given, in their
+            order; if not, it returns some of the outstanding ones, in ascending order of env_id.
+        shows_arrays: whether observations are numpy arrays, as in `{env_id: obs}` (not in V2
+            kinds).
     """
 
     gathers_all = True
@@ -181,7 +182,7 @@ class ManagerContract:
     def run(
         self, env_num: int = 3, plan: Sequence[Fault] = (), *, length: int = 5, **cfg: Any
     ) -> Iterator[_Run]:
-        """Yield a launched manager of `env_num` envs; in the end the accounts are checked."""
+        """Yield a launched manager of `env_num` envs, and check the accounts at the end."""
         make = functools.partial(FaultyEnv, plan=tuple(plan), episode_length=length)
         manager = self.make_manager([functools.partial(make, i) for i in range(env_num)], **cfg)
         try:
@@ -195,13 +196,13 @@ class ManagerContract:
     # -- timesteps ----------------------------------------------------------------------------
 
     def test_every_action_gives_exactly_one_timestep(self) -> None:
-        """And the right one: of that env, that action and that step."""
+        """The timestep is the right one: of that env, that action and that step."""
         with self.run(4) as run:
             for _ in range(30):
                 run.step([*run.ready()])
 
     def test_timesteps_come_in_order(self) -> None:
-        """The order of the actions for sync kinds, that of the env_ids for async ones."""
+        """The order is that of the actions for sync kinds, and of the env_ids for async ones."""
         with self.run(4) as run:
             for env_ids in ([3, 0, 2], [1], [2, 1, 3, 0]):
                 run.ready(range(4))
@@ -226,7 +227,7 @@ class ManagerContract:
             require(n_recv <= 3, "recv returned a timestep twice")
 
     def test_nothing_comes_of_nothing(self) -> None:
-        """`recv` without anything under way raises instead of waiting."""
+        """If nothing is under way, `recv` raises instead of waiting."""
         with self.run(2) as run:
             run.ready()
             with refused(errors.StateError):
@@ -235,7 +236,7 @@ class ManagerContract:
     # -- refusals -----------------------------------------------------------------------------
 
     def test_bad_calls_are_refused_before_anything_is_sent(self) -> None:
-        """A call of which one part is wrong is refused whole."""
+        """A call is refused as a whole if one part of it is wrong."""
         with self.run(3) as run:
             run.ready(range(3))
             for actions, error in (
@@ -254,12 +255,13 @@ class ManagerContract:
             run.end()
             run.ready(range(3))
             run.step_all([0, 1, 2])
-            # At the end: what had been sent all the same would be a step that nobody was given.
+            # This shows at the end: an action that was sent all the same would be a step that
+            # nobody was given.
 
     # -- observations -------------------------------------------------------------------------
 
     def test_observations_stay_as_they_are_and_belong_to_their_reader(self) -> None:
-        """Writing into one changes no other, and later steps do not change it."""
+        """Writing into an observation changes no other, and later steps do not change it."""
         if not self.shows_arrays:
             return
         with self.run(2) as run:
@@ -277,7 +279,7 @@ class ManagerContract:
                 require(np.array_equal(one, copied), "two observations share their memory")
 
     def test_the_end_of_an_episode_and_the_beginning_of_the_next_are_both_seen(self) -> None:
-        """The last timestep has the terminal observation, `ready_obs` the first of the next."""
+        """The last timestep has the terminal observation, `ready_obs` the next episode's first."""
         with self.run(2, length=3) as run:
             for _ in range(2):
                 for k in range(1, 4):
@@ -292,7 +294,7 @@ class ManagerContract:
     # -- failures and ends --------------------------------------------------------------------
 
     def test_an_env_that_raises_gives_an_abnormal_timestep_and_goes_on(self) -> None:
-        """With its last observation and a typed failure; the other envs are unaffected."""
+        """The timestep has the last observation and a typed failure; other envs are unaffected."""
         self._check_fault(Fault("raise", env_id=1, episode=1, step=1), errors.EnvRaised)
 
     def _check_fault(self, fault: Fault, kind: type[errors.EnvManagerError], **cfg: Any) -> None:
@@ -309,7 +311,7 @@ class ManagerContract:
             require(run.ledger.report().abnormal == 1, "there should be one abnormal timestep")
 
     def _trajectories(self, run: _Run, without: Sequence[int | None]) -> dict[int, list[Any]]:
-        """Step all envs together; return what each of them gave, but for their instances."""
+        """Step all envs together; return what each of them gave, without the instances."""
         ids = range(run.manager.env_num)
         given: dict[int, list[Any]] = {i: [] for i in ids if i not in without}
         for _ in range(8):
@@ -326,7 +328,7 @@ class ManagerContract:
         return given
 
     def test_the_same_seed_gives_the_same_run(self) -> None:
-        """Launch after launch."""
+        """Two launches with the same seed give the same run."""
         runs = []
         for _ in range(2):
             with self.run(3, seed=11) as run:
@@ -334,7 +336,7 @@ class ManagerContract:
         require(runs[0] == runs[1], "two launches with the same seed differ")
 
     def test_a_launch_that_fails_leaves_nothing(self) -> None:
-        """All failures in one error, and the manager is closed."""
+        """One error holds all failures, and the manager is closed."""
         plan = [Fault("raise", where="construction", env_id=1)]
         make = functools.partial(FaultyEnv, plan=plan)
         manager = self.make_manager([functools.partial(make, i) for i in range(3)])
@@ -346,7 +348,7 @@ class ManagerContract:
             manager.close()
 
     def test_close_ends_everything_and_may_be_repeated(self) -> None:
-        """After it, calls are refused; and the manager can be launched again."""
+        """Afterwards calls are refused, and the manager can be launched again."""
         with self.run(2) as run:
             run.ready(range(2))
             run.send([0])
@@ -366,7 +368,7 @@ class ManagerContract:
             run.step_all([0, 1])
 
     def test_a_reset_begins_a_new_episode_and_gives_up_what_is_under_way(self) -> None:
-        """The timestep counts as cancelled."""
+        """The timestep under way counts as cancelled."""
         with self.run(2) as run:
             run.ready(range(2))
             run.step_all([0, 1])
@@ -379,10 +381,10 @@ class ManagerContract:
 
 
 class WorkerManagerContract(ManagerContract):
-    """What kinds with worker processes promise besides."""
+    """A test suite for what kinds with worker processes promise in addition."""
 
     def test_stats_name_the_workers(self) -> None:
-        """The pids, and which envs each serves; every env has one."""
+        """The stats give each worker's pid and the envs it serves; every env has a worker."""
         with self.run(3) as run:
             workers = run.manager.stats()["workers"]
             served = sorted(i for worker in workers for i in worker["env_ids"])
@@ -393,13 +395,13 @@ class WorkerManagerContract(ManagerContract):
         self._check_fault(Fault("kill", env_id=1, episode=1, step=1), errors.EnvCrash)
 
     def test_a_worker_that_ends_itself_is_replaced(self) -> None:
-        """`os._exit` likewise."""
+        """`os._exit` costs the same as `kill -9`."""
         self._check_fault(
             Fault("os_exit", env_id=1, episode=1, step=1, argument=0), errors.EnvCrash
         )
 
     def test_a_worker_that_hangs_is_replaced(self) -> None:
-        """In C, holding the GIL, deaf to signals."""
+        """The worker hangs in C, holds the GIL and does not react to signals."""
         fault = Fault("hang_holding_gil", env_id=1, episode=1, step=1)
         self._check_fault(fault, errors.EnvTimeout, step_timeout=2.0)
 

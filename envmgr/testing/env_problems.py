@@ -49,10 +49,10 @@ class EnvCheckError(EnvManagerError, AssertionError):
 
 
 def check_env(factory: Callable[[], Any], *, n_steps: int = 50, seed: int = 0) -> None:
-    """Raise what `env_problems` finds.
+    """Raise an error if `env_problems` finds any problem.
 
     Raises:
-        EnvCheckError: with all problems.
+        EnvCheckError: there are problems; it holds all of them.
     """
     problems = env_problems(factory, n_steps=n_steps, seed=seed)
     if problems:
@@ -62,18 +62,18 @@ def check_env(factory: Callable[[], Any], *, n_steps: int = 50, seed: int = 0) -
 def env_problems(
     factory: Callable[[], Any], *, n_steps: int = 50, seed: int = 0, forgives: bool = False
 ) -> list[Problem]:
-    """Return what would go wrong with these envs in a manager; empty if nothing would.
+    """Return the problems that these envs would have in a manager; empty if there are none.
 
-    Builds three envs in this process, one after the other, and takes random actions: the factory
-    can be sent to a worker; the spaces are there and can be laid out; observations have the
-    structure, shape and kind of their space; timesteps have the right types; the same seed and
+    Builds three envs in this process, one after the other, takes random actions, and checks that
+    the factory can be sent to a worker; the spaces are there and can be laid out; observations have
+    the structure, shape and kind of their space; timesteps have the right types; the same seed and
     actions give the same trajectory; and `close` works, also without a reset.
 
     Args:
         factory: builds one env, of any kind that managers take.
-        n_steps: steps to take, with resets where episodes end.
-        seed: to reset with; envs without seeds are not asked to repeat themselves.
-        forgives: a step that raises is no problem, and ends the comparison.
+        n_steps: the number of steps to take, with resets where episodes end.
+        seed: the seed to reset with; envs that take no seeds need not repeat a trajectory.
+        forgives: if true, a step that raises is no problem, and ends the comparison.
     """
     problems, first = problems_of_one(factory, n_steps=n_steps, seed=seed, forgives=forgives)
     if not problems and first is not None and first.is_seeded:
@@ -89,7 +89,7 @@ def problems_of_one(
     forgives: bool,
     limit_s: float = math.inf,
 ) -> tuple[list[Problem], Trial | None]:
-    """Return what `env_problems` finds without comparing two envs, and the one that was stepped."""
+    """Return what `env_problems` finds without comparing two envs, and the trial of the one."""
     problems = [*_check_factory(factory), *_check_unused(factory)]
     if problems:
         return problems, None
@@ -204,8 +204,8 @@ class Trial:
     def differences(self, other: Trial) -> list[Problem]:
         """Return where this trial differs from one with the same seed.
 
-        For tests with `EnvContract`. `envmgr check` tries that in processes of their own, and
-        compares them in `testing.checkup.verdicts`.
+        This is for tests with `EnvContract`. `envmgr check` runs the envs in processes of their
+        own, and compares them in `testing.checkup.verdicts`.
         """
         pairs = zip(self.sums, other.sums, strict=False)
         place = next((k for k, (one, two) in enumerate(pairs) if one != two), None)
@@ -231,13 +231,13 @@ def seeded_run(
 ) -> Iterator[EnvTimestep]:
     """Seed an env and its actions, and play; yield what resets (with the reward 0) and steps give.
 
-    It ends where a step has raised: the env's generators may be anywhere then.
+    The run ends where a step has raised, as the env's generators may be in any state then.
 
     Args:
-        env: as `play` has it.
+        env: the env that `play` steps.
         play: takes the steps.
-        n_steps: how many; there is a reset where an episode ends.
-        seed: of env and actions.
+        n_steps: how many steps to take; there is a reset where an episode ends.
+        seed: the seed of the env and of the actions.
         begin: called with "seed", "reset" or "step" before each.
         limit_s: seconds after which no further step is taken.
     """
@@ -265,9 +265,9 @@ def seeded_run(
 
 
 def misfit(space: Any, value: Any) -> str:
-    """Return what managers say of an observation that does not fit its space; empty if it does.
+    """Return what managers say of an observation that does not fit its space; empty if it fits.
 
-    As with them, values of another dtype of the same kind will do (float64 for float32).
+    As in managers, values of another dtype of the same kind are accepted (float64 for float32).
     """
     try:
         codec_of(space).structure.flatten(value)

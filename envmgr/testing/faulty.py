@@ -1,7 +1,7 @@
-"""An env that fails on command: with which fault, in which env, at which point of its life.
+"""An env that fails by a plan: with which fault, in which env, at which point of its life.
 
-A plan is a sequence of `Fault`s, which can be pickled. The env is a `LedgerEnv` besides, so that a
-`Ledger` tells whether what surrounds a fault is in order.
+A plan is a sequence of `Fault`s, which can be pickled. The env is also a `LedgerEnv`, so that a
+`Ledger` can tell whether everything around a fault is in order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from envmgr.testing.ledger_env import LedgerEnv
 from envmgr.untrusted import opened_itself
 
 _HANG_S = 600.0
-"""Longest time of what is to hang for ever: what nobody ends, ends by itself then."""
+"""The longest time of a hang that is meant to last for ever: if nobody ends it, it ends then."""
 
 
 class FaultError(Exception):
-    """What faulty envs raise."""
+    """The error that faulty envs raise."""
 
 
 class TwoArgumentError(FaultError):
@@ -65,7 +65,8 @@ class Unpicklable:
 def hang_holding_gil(limit_s: float = _HANG_S) -> None:
     """Hang in C: no other thread of this process gets to run, and no signal is heeded.
 
-    Only what cannot be blocked (SIGKILL, SIGSTOP) ends it; and its limit, with exit code 70.
+    It is ended only by signals that cannot be blocked (SIGKILL, SIGSTOP) and, with exit code 70, by
+    its limit.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     ctypes.PyDLL(None).sleep(int(limit_s))
@@ -92,7 +93,7 @@ def worker_channel() -> Any:
 
 
 def write_garbage() -> None:
-    """Write into this worker's connection to its manager what is no message.
+    """Write something that is not a message into this worker's connection to its manager.
 
     Raises:
         FaultError: this is not a worker process.
@@ -105,7 +106,7 @@ def write_garbage() -> None:
 
 def _raise_local_class(_: Any) -> None:
     class LocalError(FaultError):
-        """Its class cannot be found by name."""
+        """An exception whose class cannot be found by name."""
 
     raise LocalError("of a local class")
 
@@ -185,7 +186,7 @@ _DEEDS: Mapping[str, Callable[[Any], None]] = {
     "close_streams": _close_streams,
     "garbage": lambda _: write_garbage(),
 }
-"""What a fault does, besides what it makes of a result."""
+"""What faults do, by kind; those that spoil a result instead are in `_SPOILED`."""
 
 
 # -- what is wrong with a result ------------------------------------------------------------------
@@ -234,16 +235,16 @@ WHERE = ("construction", "reset", "step", "close")
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, and when it happens. What is None matches anything.
+    """One fault, and when it happens. Conditions that are None match anything.
 
     Attributes:
         kind: one of `KINDS`.
         where: one of `WHERE`.
-        env_id: in which env.
-        episode: in which episode of the env object, counted from 0.
-        step: in which step of the episode, counted from 1.
-        build: in which object of this env_id, counted from 0; needs the `folder` of `FaultyEnv`.
-        argument: exit code, seconds or bytes, where the kind takes one.
+        env_id: the env in which it happens.
+        episode: the episode of the env object, counted from 0.
+        step: the step of the episode, counted from 1.
+        build: which object of this env_id, counted from 0; needs the `folder` of `FaultyEnv`.
+        argument: exit code, seconds or bytes, for kinds that take one.
     """
 
     kind: str
@@ -262,7 +263,7 @@ class Fault:
             )
 
     def is_due(self, where: str, now: Mapping[str, int | None]) -> bool:
-        """Return whether it happens at a place and time."""
+        """Return whether the fault happens at a place and time."""
         if where != self.where:
             return False
         return all(getattr(self, name) in (None, value) for name, value in now.items())
@@ -273,12 +274,12 @@ class FaultyEnv(LedgerEnv):
 
     Args:
         env_id: the id that the env has in its manager.
-        plan: the faults; of several that are due together, the first happens.
+        plan: the faults; if several are due together, the first one happens.
         folder: where builds are counted, in a file for each env_id; needed for `Fault.build`.
-        **options: of `LedgerEnv`; `dtype` is float64 here, so that observations can be NaN.
+        **options: options of `LedgerEnv`; `dtype` is float64 here, so that observations can be NaN.
 
     Raises:
-        TypeError: `env_id` is no integer.
+        TypeError: `env_id` is not an integer.
     """
 
     def __init__(
@@ -310,7 +311,7 @@ class FaultyEnv(LedgerEnv):
         self._suffer("close")
 
     def _suffer(self, where: str) -> Callable[[_Result], Any] | None:
-        """Do what is due here; return what spoils the result, if that is what is due."""
+        """Carry out the fault that is due here, or return the function that spoils the result."""
         signer = self.signer
         now = {
             "env_id": self.env_id,

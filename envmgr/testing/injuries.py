@@ -32,7 +32,7 @@ KINDS = (*_FROM_OUTSIDE, *_FROM_INSIDE)
 """All kinds of injuries."""
 
 AT_ONCE = frozenset(("kill", "segfault", "abort", "exit"))
-"""Those that end a worker at once; the others wait for a time limit, or for the next step."""
+"""The kinds that end a worker at once; others wait for a time limit, or for the next step."""
 
 EXIT_CODE = 17
 """Exit code of workers that were made to exit."""
@@ -46,7 +46,7 @@ _corruption_is_due = False
 class Vulnerable:
     """A factory of envs whose workers can be made to exit, hang and send garbage.
 
-    Without effect outside of worker processes. Can be pickled if the factory inside can.
+    It has no effect outside of worker processes, and can be pickled if the factory inside can.
     """
 
     factory: Callable[[], Any]
@@ -73,7 +73,7 @@ def _corrupting(env: Any) -> Any:
 
 
 def vulnerable(env_fn: Iterable[Callable[[], Any]]) -> list[Vulnerable]:
-    """Return factories whose workers can be hurt in every way."""
+    """Return factories of envs whose workers can be hurt in every way."""
     return [Vulnerable(factory) for factory in env_fn]
 
 
@@ -89,7 +89,7 @@ def _corrupt(number: int, frame: Any) -> None:
 
 
 def _corrupt_then(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Send garbage if that is due: here, and not in the handler, which may run within a message."""
+    """Send garbage if that is due; the handler does not, as it may run amid a message."""
     if _corruption_is_due:
         write_garbage()
     return function(*args, **kwargs)
@@ -110,7 +110,7 @@ def signal_of(kind: str) -> int:
 def send_signal(pid: int, number: int) -> bool:
     """Send a signal to a process that descends from this one; return whether it was alive.
 
-    Nothing is sent to any other process: a pid may have become that of a stranger meanwhile.
+    Nothing is sent to any other process: by now, the pid may be that of an unrelated process.
     """
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -152,7 +152,7 @@ def refuse_kinds(kinds: Sequence[str]) -> None:
     """Refuse kinds of injuries that do not exist, or not on this platform.
 
     Raises:
-        ConfigError: with the known ones.
+        ConfigError: there is such a kind, or none is given; the message names the known ones.
     """
     known = KINDS if hasattr(signal, "SIGRTMIN") else tuple(_FROM_OUTSIDE)
     unknown = [kind for kind in kinds if kind not in known]

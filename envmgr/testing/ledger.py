@@ -1,4 +1,4 @@
-"""The trainer's side of the accounts: every action and every timestep is told to a `Ledger`."""
+"""The trainer's side of the accounts: every action and timestep is reported to a `Ledger`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class LedgerError(EnvManagerError, AssertionError):
 
 @dataclass
 class LedgerReport:
-    """What a ledger found.
+    """The report of what a ledger found.
 
-    `accepted = normal + abnormal + cancelled + outstanding + unanswered`, always.
+    `accepted = normal + abnormal + cancelled + outstanding + unanswered` always holds.
 
     Attributes:
         accepted: actions that the manager accepted.
@@ -34,12 +34,12 @@ class LedgerReport:
         cancelled: actions whose timestep `reset` or `close` gave up.
         outstanding: actions whose timestep may still come.
         unanswered: actions whose timestep never came.
-        lost: those, and steps that an env executed and nobody was given.
+        lost: unanswered actions, and steps that an env executed but that were never delivered.
         repeated: timesteps without an action, or of a step that was delivered before.
         swapped: timesteps with a part that belongs to another env, step or action.
         unchecked: timesteps whose observation has no checksum (a space without fixed layout).
-        failures: abnormal timesteps by the type of their error.
-        findings: the first of what is wrong, in words.
+        failures: the number of abnormal timesteps by the type of their error.
+        findings: the first problems found, in words.
     """
 
     accepted: int = 0
@@ -75,10 +75,10 @@ class _Account:
 
     Attributes:
         pending: whether an action is under way.
-        action: its checksum.
+        action: the checksum of the newest action.
         latest: the mark of the newest normal timestep.
         obs: checksum of the newest observation; UNKNOWN between episodes.
-        begins: the next timestep is the first of an episode.
+        begins: whether the next timestep is the first of an episode.
         excused: steps that may have been executed without a normal timestep, since `latest`.
         retired: instances that were replaced, and do not come back.
     """
@@ -93,28 +93,28 @@ class _Account:
     retired: set[int] = field(default_factory=set)
 
     def end_episode(self) -> None:
-        """What comes next is the first of an episode."""
+        """Note that the next timestep is the first of an episode."""
         self.begins, self.obs = True, UNKNOWN
 
 
 class Ledger:
-    """Detects lost, repeated, swapped and mis-joined timesteps of envs that sign them.
+    """Detector of lost, repeated, swapped and mis-joined timesteps of envs that sign them.
 
-    The envs are `LedgerEnv`s, or any envs in a `LedgerWrapper` (`ledgered`, `Ledgered`). An
-    `AuditedLoop` tells the ledger what happens, or a loop of your own does, with `observed`,
-    `accepted`, `delivered` and, when nothing more will come, `end`.
+    The envs are `LedgerEnv`s, or any envs in a `LedgerWrapper` (`ledgered`, `Ledgered`). The ledger
+    is told what happens by an `AuditedLoop`, or by a loop of your own, with `observed`, `accepted`,
+    `delivered` and, when nothing more will come, `end`.
 
-    Envs that take each other's places, as spares do, sign with `ANY_ENV`: then an env_id has to be
-    served by one object throughout an episode, and nobody is given a step of an object twice, or
-    one that is not its next.
+    Envs that take each other's places, as spares do, sign with `ANY_ENV`. Then an env_id has to be
+    served by one object throughout an episode, and each step that is delivered has to be the next
+    one of its object, never one that was delivered before.
 
-    It is no part of the manager and believes nothing that the manager says: what it knows comes
-    from the marks. Each call costs a few microseconds per env.
+    The ledger is not part of the manager and believes nothing that the manager says: what it knows
+    comes from the marks. Each call costs a few microseconds per env.
 
     Args:
         env_num: number of envs.
-        observation_space: of one env.
-        action_space: of one env.
+        observation_space: observation space of one env.
+        action_space: action space of one env.
     """
 
     def __init__(self, env_num: int, observation_space: Any, action_space: Any) -> None:
@@ -123,21 +123,22 @@ class Ledger:
         self._action_checksum = checksum_of(action_space)
         self._so_far = LedgerReport()
         self._next_action = 0
-        # The newest mark of each env object, and steps of objects that move which may be missing.
+        # The newest mark of each env object; and how many steps may be missing of objects that move
+        # between env_ids.
         self._latest_of: dict[int, Mark] = {}
         self._excused = 0
 
     # -- what it is told --------------------------------------------------------------------
 
     def fresh_actions(self, env_ids: Iterable[int]) -> dict[int, int]:
-        """Return an action for each of these `LedgerEnv`s: none is given out twice in 2**31."""
+        """Return an action for each of these `LedgerEnv`s; actions repeat only after 2**31."""
         first = self._next_action
         actions = {env_id: (first + k) % N_ACTIONS for k, env_id in enumerate(env_ids)}
         self._next_action = first + len(actions)
         return actions
 
     def accepted(self, actions: Mapping[int, Any]) -> None:
-        """Take note that the manager has taken these actions: its `step` or `send` has returned."""
+        """Record that the manager has accepted these actions: its `step` or `send` returned."""
         checksum = self._action_checksum
         for env_id, action in actions.items():
             account = self._accounts[env_id]
@@ -151,13 +152,13 @@ class Ledger:
     def observed(
         self, observations: Mapping[int, Any], infos: Mapping[int, Any] | None = None
     ) -> None:
-        """Check what `ready_obs` shows, and remember it.
+        """Check the observations that `ready_obs` shows, and remember them.
 
-        In the middle of an episode it has to be the observation of the newest timestep.
+        In the middle of an episode, each has to be the observation of the env's newest timestep.
 
         Args:
             observations: `{env_id: obs}`.
-            infos: `ready_info` of those that begin an episode; its marks are checked.
+            infos: `ready_info` of the envs that begin an episode; its marks are checked.
         """
         for env_id, obs in observations.items():
             account = self._accounts[env_id]
@@ -176,7 +177,7 @@ class Ledger:
                 account.obs = obs_sum
 
     def begins_episode(self, env_id: int) -> bool:
-        """Return whether the first observation of an env's episode was not told of yet."""
+        """Return whether the first observation of an env's episode is yet to be recorded."""
         return self._accounts[env_id].obs == UNKNOWN
 
     def delivered(self, timesteps: Mapping[int, EnvTimestep]) -> None:
@@ -193,9 +194,9 @@ class Ledger:
                 self._take_normal(account, timestep)
 
     def reset(self, env_ids: Iterable[int]) -> None:
-        """Take note that the manager's `reset` was called for these envs.
+        """Record that the manager's `reset` was called for these envs.
 
-        It gives up the timesteps that are under way (they count as cancelled).
+        The reset gives up the timesteps that are under way (they count as cancelled).
         """
         for env_id in env_ids:
             account = self._accounts[env_id]
@@ -206,7 +207,7 @@ class Ledger:
             account.end_episode()
 
     def end(self, n_cancelled: int = 0) -> None:
-        """Nothing more will be delivered: the manager is closed, or has nothing outstanding.
+        """Record that nothing more will come: the manager is closed, or has nothing outstanding.
 
         Args:
             n_cancelled: how many actions `close` gave up; all others under way are lost.
@@ -223,7 +224,7 @@ class Ledger:
 
     @property
     def pending(self) -> list[int]:
-        """The envs with an action under way, ascending."""
+        """The envs with an action under way, in ascending order."""
         return [account.env_id for account in self._accounts if account.pending]
 
     @property
@@ -241,7 +242,7 @@ class Ledger:
         """Return the report if nothing was lost, repeated or swapped.
 
         Raises:
-            LedgerError: something was.
+            LedgerError: a timestep was lost, repeated or swapped.
         """
         report = self.report()
         if not report.is_clean:
@@ -263,7 +264,7 @@ class Ledger:
         account.end_episode()
 
     def _excuse(self, account: _Account) -> None:
-        """A step may have been executed whose timestep nobody is given."""
+        """Note that a step may have been executed whose timestep nobody is given."""
         account.excused += 1
         self._excused += 1
 

@@ -1,7 +1,7 @@
 """Envs that sign every timestep with the env, the step and the action that it answers.
 
-The signature is a `Mark`, an int64 array in the info under `MARK_KEY`. What checks it on the
-trainer's side is the `Ledger`.
+The signature is a `Mark`, an int64 array in the info under `MARK_KEY`. On the trainer's side, the
+`Ledger` checks it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ MARK_KEY = "ledger"
 """The entry of an info that holds the mark."""
 
 ANY_ENV = -1
-"""The env_id in the marks of envs that may serve one env_id after the other, as spares do."""
+"""The env_id in the marks of envs that may serve several env_ids in turn, as spares do."""
 
 N_ACTIONS = 2**31
-"""The actions of a `LedgerEnv`: tokens, so that each can be told from all others."""
+"""How many actions a `LedgerEnv` has: they are tokens, each of which differs from all others."""
 
 
 class Mark(NamedTuple):
-    """Who gave a timestep, and what belongs together in it.
+    """The signature of a timestep: which env gave it, and which parts of it belong together.
 
     Attributes:
-        env_id: the env; `ANY_ENV` of one that may serve several, one after the other.
+        env_id: the env; `ANY_ENV` for one that may serve several env_ids, one after the other.
         instance: a random number of the env object, another one after each renewal.
-        episode: how many resets the object has begun, less one.
-        step: of the episode; 0 in the info of a reset.
+        episode: how many resets the object has begun, minus one.
+        step: the step of the episode; 0 in the info of a reset.
         sequence: how many steps the object has begun, this one included.
         action: checksum of the action; `UNKNOWN` in the info of a reset.
         obs: checksum of the observation.
@@ -60,7 +60,7 @@ class Mark(NamedTuple):
     reward: int
 
     def as_array(self) -> npt.NDArray[np.int64]:
-        """Return it in the form in which infos hold it."""
+        """Return the mark in the form in which infos hold it."""
         return np.array(self, np.int64)
 
 
@@ -81,7 +81,7 @@ def new_instance() -> int:
 
 
 class Signer:
-    """Counts the resets and steps of one env object, and makes its marks.
+    """A counter of the resets and steps of one env object, which makes the object's marks.
 
     Args:
         spaces: returns the observation and the action space; called once, when they are needed.
@@ -97,12 +97,12 @@ class Signer:
         self._checksums: tuple[Checksum, Checksum] | None = None
 
     def begin_episode(self) -> None:
-        """A reset begins."""
+        """Note that a reset begins."""
         self.episode += 1
         self.step = 0
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         self.step += 1
         self.sequence += 1
 
@@ -138,18 +138,18 @@ class LedgerEnv(gymnasium.Env[npt.NDArray[Any], int]):
     """An env whose observation, reward and info each say which step of which env they belong to.
 
     Actions are tokens: `Ledger.fresh_actions` gives out each one once. The observation is an array
-    of `(env_id, instance, episode, step, sequence, action, draws...)`, where the first five are as
-    in `Mark`, then comes the action itself, and the draws are of the env's own seeded generator:
-    two runs with the same seeds and actions differ in the instance only (see `without_instance`).
-    The reward is the observation's checksum, as a float; the info holds the mark.
+    of `(env_id, instance, episode, step, sequence, action, draws...)`: the first five are as in
+    `Mark`, then comes the action itself, and the draws are from the env's own seeded generator. Two
+    runs with the same seeds and actions differ only in the instance (see `without_instance`). The
+    reward is the observation's checksum, as a float; the info holds the mark.
 
     Args:
         env_id: the id that the env has in its manager; `ANY_ENV` where there are spares, so that
             all envs are built alike.
         episode_length: steps after which an episode ends (terminated).
-        n_draws: random numbers in each observation.
+        n_draws: number of random numbers in each observation.
         step_s: seconds that each step sleeps.
-        dtype: of the observation: int64 or float64, which hold all of its numbers exactly.
+        dtype: dtype of the observation: int64 or float64, which hold all of its numbers exactly.
     """
 
     def __init__(
@@ -204,18 +204,20 @@ def reward_of(obs: Any) -> float:
 
 
 def without_instance(obs: Any) -> npt.NDArray[Any]:
-    """Return an observation of a `LedgerEnv` without its only part that differs between runs."""
+    """Return an observation of a `LedgerEnv` without the only part that differs between runs."""
     copied = np.array(obs)
     copied[..., 1] = 0
     return copied
 
 
 class LedgerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Signs the infos of a gymnasium env. Observations, rewards and spaces stay as they are.
+    """A wrapper that signs the infos of a gymnasium env.
+
+    Observations, rewards and spaces stay as they are.
 
     Args:
-        env: the env.
-        env_id: the id that it has in its manager.
+        env: the env to wrap.
+        env_id: the id that the env has in its manager.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], env_id: int) -> None:
@@ -223,7 +225,7 @@ class LedgerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.signer = Signer(env_id, lambda: (self.observation_space, self.action_space))
 
     def reset(self, **arguments: Any) -> Any:
-        """Reset the env and sign the info; what is no result of a reset is left alone."""
+        """Reset the env and sign the info; a malformed result is returned unchanged."""
         self.signer.begin_episode()
         result: Any = self.env.reset(**arguments)
         match result:
@@ -232,13 +234,13 @@ class LedgerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
     def step(self, action: Any) -> Any:
-        """Take a step and sign the info; what is no result of a step is left alone."""
+        """Take a step and sign the info; a malformed result is returned unchanged."""
         self.signer.begin_step()
         return _signed(self.env.step(action), action, self.signer)
 
 
 def ledgered(env: Any, env_id: int) -> Any:
-    """Return an env of any kind that managers take, which signs its infos.
+    """Return an env that signs its infos, made from an env of any kind that managers take.
 
     Gymnasium's envs get a `LedgerWrapper`; in all others, and in async ones, `step` and `reset` of
     this one object are replaced.
@@ -257,11 +259,11 @@ def ledgered(env: Any, env_id: int) -> Any:
 
 @dataclass(frozen=True)
 class Ledgered:
-    """A factory of signing envs; can be pickled if the factory inside can.
+    """A factory of envs that sign their infos; it can be pickled if the factory inside can.
 
     Attributes:
         factory: builds the env.
-        env_id: the id that it has in its manager; `ANY_ENV` where there are spares.
+        env_id: the id that the env has in its manager; `ANY_ENV` where there are spares.
     """
 
     factory: Callable[[], Any]
@@ -295,7 +297,7 @@ def _signed_step(step: Callable[[Any], Any], signer: Signer, action: Any) -> Any
 def _signed_async(
     step: Callable[..., Any], reset: Callable[..., Any], signer: Signer
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the `step` and `reset` of an async env with marks; one of them may be no coroutine."""
+    """Return the `step` and `reset` of an async env with marks; one need not be a coroutine."""
 
     @functools.wraps(step)
     async def signed_step(action: Any) -> Any:
@@ -311,7 +313,7 @@ def _signed_async(
 
 
 def _signed(result: Any, action: Any, signer: Signer) -> Any:
-    """Return what a step returned with its mark in the info; anything else as it is."""
+    """Return the result of a step with its mark in the info; anything else is left as it is."""
     named = all(hasattr(result, name) for name in ("obs", "reward", "info"))
     if named:
         obs, reward, info = result.obs, result.reward, result.info

@@ -13,14 +13,14 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 _AGAIN_S = 0.100_003
-"""The alarm rings again and again: at first the code may have been just about to sleep.
+"""The alarm rings again at this interval: at first the code may have been just about to sleep.
 
-Nobody else has a timer of this interval, so it tells which one is the alarm's."""
+Nobody else has a timer with this interval, so it identifies the alarm's own timer."""
 
 _LEAST_S = 1e-3
 
 _LATE_S = 1e6
-"""When an alarm rings that is not to ring any more."""
+"""The delay of an alarm that is not to ring any more."""
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -30,11 +30,11 @@ class TimeIsUp(BaseException):
 
 
 class _Before(NamedTuple):
-    """What was there before the alarm was set.
+    """The handler and the timer that were in place before the alarm was set.
 
     Attributes:
         handler: the handler of SIGALRM.
-        remaining_s: what is left of a timer of the user's own; 0 if there is none.
+        remaining_s: the time left on a timer of the user's own; 0 if there is none.
         interval_s: the interval of that timer.
         began: when the alarm was set, on the monotonic clock.
     """
@@ -46,13 +46,13 @@ class _Before(NamedTuple):
 
 
 class Alarm:
-    """Raises `TimeIsUp` in code that takes too long, and puts back what was there before.
+    """Raises `TimeIsUp` in code that takes too long, then restores the previous handler and timer.
 
     It works only in the main thread; in others nothing is set. If an interrupt keeps something from
-    being put back, `restore` does it. A handler or a timer that the code itself has set stays.
+    being restored, `restore` does it. A handler or a timer that the code itself has set stays.
 
     Attributes:
-        before: what was there before, to be put back; None if nothing is to be.
+        before: the handler and the timer to restore; None if there is nothing to restore.
         where: the stack of the latest code, if its time was up; else empty.
     """
 
@@ -63,10 +63,10 @@ class Alarm:
         self._has_raised = False
 
     def bound(self, limit_s: float | None, code: Callable[[], object]) -> bool:
-        """Call `code`, and end it after `limit_s`; None lets it take its time.
+        """Call `code`, and end it after `limit_s`; None sets no limit.
 
         Returns:
-            Whether it was ended.
+            Whether it was ended by the alarm.
         """
         self.restore()
         self.where = ""
@@ -103,7 +103,7 @@ class Alarm:
         signal.setitimer(signal.ITIMER_REAL, max(limit_s, _LEAST_S), _AGAIN_S)
 
     def restore(self) -> None:
-        """Put back the handler and the timer that were there; may be called again."""
+        """Restore the previous handler and timer; may be called again."""
         before = self.before
         if before is None or threading.current_thread() is not threading.main_thread():
             return

@@ -1,4 +1,4 @@
-"""What `core` needs of a transport. Fakes in the unit tests implement the same."""
+"""The interface through which `core` uses a transport; fakes in the unit tests implement it too."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import Message
 
 NOTICE_S = 0.5
-"""How long one wait lasts at most. A signal that comes just before the system call does not end it,
-since Python has looked for signals already; and nothing else may come for a long time."""
+"""The longest that one wait lasts. A signal that comes just before the system call does not end it,
+since Python has already checked for signals; and nothing else may come for a long time."""
 
 
 def at_most(timeout_s: float | None) -> float:
-    """Return how long one wait may last on the way to `timeout_s`, or to the next arrival."""
+    """Return how long one wait may last for a caller that waits `timeout_s`, or for ever (None)."""
     return NOTICE_S if timeout_s is None else min(timeout_s, NOTICE_S)
 
 
 class HostDied(NamedTuple):
-    """A host is gone, or counts as gone.
+    """The report that a host is gone, or counts as gone.
 
     Attributes:
-        exit_status: exit code, or minus the number of the signal; None if nobody could tell.
-        detail: more, in words; may be empty.
-        last_words: the end of what it wrote to stderr, and where a fatal signal found it.
-        running: the async env that it was running, or -1.
+        exit_status: the exit code, or minus the signal number; None if it is unknown.
+        detail: further details in words; may be empty.
+        last_words: the end of what the host wrote to stderr, and where a fatal signal hit it.
+        running: the async env that the host was running, or -1.
         is_interrupt: it was given up because the trainer was interrupted while the host's code ran.
-        lingers: it was given up because nothing ends it. It may go on, and write into the rows of
-            its envs in the block, their observations and its own columns.
-        with_others: other hosts have died of the same cause, and one of them is charged for it.
+        lingers: it was given up because nothing ends it. It may go on running, and write into the
+            rows of its envs in the block, their observations and its own columns.
+        with_others: other hosts have died of the same cause, and one of those is charged with the
+            failure.
     """
 
     exit_status: int | None
@@ -46,13 +47,13 @@ class HostDied(NamedTuple):
 
 
 class Garbage(NamedTuple):
-    """A host sent something that is not a message of the protocol."""
+    """The report that a host sent something that is not a message of the protocol."""
 
     reason: str
 
 
 class TimedOut(NamedTuple):
-    """A transport that runs envs in the caller's thread stopped one at its own limit.
+    """The report that an env in the caller's thread was stopped at the transport's own time limit.
 
     Attributes:
         request_id: the request that took too long.
@@ -65,7 +66,7 @@ class TimedOut(NamedTuple):
 
 
 Arrival = Message | HostDied | Garbage | TimedOut
-"""What can come from a host; HostDied is the last."""
+"""What can come from a host; nothing comes after HostDied."""
 
 
 class Transport(ABC):
@@ -78,7 +79,7 @@ class Transport(ABC):
     """Whether hosts work while nobody polls; else no reset is hidden, and nothing ever waits."""
 
     packs_envs: bool = True
-    """Whether one host may serve several envs, besides the rows of one batched env."""
+    """Whether one host may serve several envs that are not the rows of one batched env."""
 
     kill_patience_s: ClassVar[float] = 5.0
     """How long a host that was killed may take to be reported dead; then it is given up."""
@@ -90,35 +91,35 @@ class Transport(ABC):
     """Whether replies hold the env's own objects, unless they are copied before they are sent."""
 
     is_mirrored: ClassVar[bool] = False
-    """Whether hosts have copies of the memory that `place` gives. What is posted and replied there
-    travels; messages cannot refer to it, so they carry observations."""
+    """Whether hosts have copies of the memory that `place` returns. Posts and replies in it travel
+    from copy to copy; messages cannot refer to it, so they carry observations."""
 
     spins: ClassVar[bool] = True
     """Whether the trainer may watch for replies without sleeping where there are cores to spare."""
 
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Keys of a config that do not apply to it, and why; only their defaults are accepted."""
+    """Config keys that do not apply to this transport, and why; only the defaults are accepted."""
 
     propagated: ClassVar[tuple[type[BaseException], ...]] = ()
-    """Exceptions out of env code that are no failures of the env, and are raised by `poll`."""
+    """Exceptions from env code that are not failures of the env; `poll` raises them."""
 
     def preload(self, factories: Sequence[EnvFactory]) -> None:
         """Begin what can be done once for all hosts, before the first is started.
 
         Raises:
-            ConfigError: a factory, or something that the config names, is of no use; nothing was
+            ConfigError: a factory, or something that the config names, cannot be used; nothing was
                 started.
         """
         return
 
     @property
     def is_prepared(self) -> bool:
-        """Whether what `preload` has begun is done; `poll` and `attend` go on with it."""
+        """Whether what `preload` began is done; until then, `poll` and `attend` go on with it."""
         return True
 
     @property
     def must_wait_for_call(self) -> bool:
-        """Whether no host can be started now, behind the caller, but in the next call."""
+        """Whether hosts cannot be started now, in the background, but only in the next call."""
         return False
 
     @abstractmethod
@@ -130,10 +131,10 @@ class Transport(ABC):
 
     @abstractmethod
     def prepare(self, host_id: int, message: Message) -> Any:
-        """Encode a message without sending it: all of a batch, before any of it is sent.
+        """Encode a message without sending it; all of a batch are encoded before any is sent.
 
         Raises:
-            FrameError: it cannot be sent.
+            FrameError: the message cannot be sent.
         """
 
     @abstractmethod
@@ -146,13 +147,13 @@ class Transport(ABC):
         """
 
     def send_each(self, requests: deque[tuple[int, Any]], *, again: bool) -> None:
-        """Send several requests, as `send` does; each leaves the queue when it was sent.
+        """Send several requests, as `send` does; each is removed from the queue once it was sent.
 
-        May be interrupted, and is called again with the same queue then.
+        May be interrupted; it is then called again with the same queue.
 
         Args:
             requests: host_ids and what `prepare` returned for them.
-            again: it was interrupted, so the first of them may have been sent.
+            again: the last call was interrupted, so the first request may have been sent already.
         """
         while requests:
             host_id, prepared = requests[0]
@@ -162,7 +163,7 @@ class Transport(ABC):
             again = False
 
     arrivals: deque[tuple[int, Arrival]]
-    """What has come, and from which host, in the order of each host; `core` takes it out.
+    """What has come, with host_ids, in the order in which each host sent it; `core` takes it out.
 
     An interrupt in `poll` loses nothing: what is not here yet is found by the next `poll`.
     """
@@ -172,9 +173,9 @@ class Transport(ABC):
         """Wait for arrivals and append them to `arrivals`.
 
         Args:
-            timeout_s: 0 does not wait; None waits until something arrives or `wake` is called. May
-                return before, with nothing: see `NOTICE_S`.
-            pivot: wait for this host only, which spares wake-ups.
+            timeout_s: 0 does not wait; None waits until something arrives or `wake` is called. This
+                may return earlier, with nothing: see `NOTICE_S`.
+            pivot: wait for this host only, which saves wake-ups.
         """
 
     @property
@@ -183,15 +184,15 @@ class Transport(ABC):
         return False
 
     def attend(self) -> None:
-        """Do what `poll` leaves, as it must not be interrupted: reap hosts, end broken ones."""
+        """Do what `poll` leaves because it must not be interrupted: reap hosts, end broken ones."""
         return
 
     def hurry(self) -> None:
-        """Let a `close` that is under way stop waiting for envs to close; from any thread."""
+        """Make a `close` that is under way stop waiting for envs to close; from any thread."""
         return
 
     def has_sent(self, host_id: int, prepared: Any) -> bool:
-        """Return whether the latest `send` to a host, which was interrupted, has sent this."""
+        """Return whether the latest `send` to a host sent this, although it was interrupted."""
         return False
 
     @abstractmethod
@@ -199,16 +200,16 @@ class Transport(ABC):
         """Return objects that become readable when one of `hosts` has sent something or died."""
 
     def news(self) -> list[Any]:
-        """Return what becomes readable when `poll` would find anything; to be waited for anywhere.
+        """Return what becomes readable when `poll` would find anything; for waits outside `poll`.
 
-        Nothing where nothing comes while nobody polls.
+        Empty if nothing comes while nobody polls.
         """
         return []
 
     def any_death(self) -> list[Any]:
-        """Return what becomes readable when any host dies, also one that is started later.
+        """Return what becomes readable when any host dies, even one that is started later.
 
-        Nothing where that is not known before `poll` is called.
+        Empty if a death is not noticed before `poll` is called.
         """
         return []
 
@@ -218,18 +219,18 @@ class Transport(ABC):
         return {}
 
     def whereabouts(self, host_id: int) -> str:
-        """Return where a host hangs that has exceeded a limit, in words; takes a moment at most.
+        """Return in words where a host that has exceeded a limit hangs; takes a moment at most.
 
-        Empty where that is not known, or where there is no such host.
+        Empty if that is not known, or if there is no such host.
         """
         return ""
 
     def running_in(self, host_id: int) -> int:
-        """Return the async env whose code a host runs now; -1 if that is not known, or none."""
+        """Return the async env whose code a host runs now; -1 if there is none, or if unknown."""
         return -1
 
     def figures(self) -> dict[str, Any]:
-        """Return what `stats()` shows of the transport; from any thread, also once closed."""
+        """Return what `stats()` shows about the transport; from any thread, even once closed."""
         return {}
 
     @property
@@ -258,11 +259,11 @@ class Transport(ABC):
         return False
 
     def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
-        """Let hosts look at what was posted for them. Never blocks.
+        """Tell hosts to look at what was posted for them. Never blocks.
 
         Args:
-            host_ids: the hosts; those that are gone are passed over.
-            asks: whether they ring back when they have done it.
+            host_ids: the hosts; those that are gone are skipped.
+            asks: whether they ring back when they have done what was posted.
 
         Raises:
             RuntimeError: this transport has no block.
@@ -293,7 +294,7 @@ class Transport(ABC):
         """End a host at once, without asking. The only arrival that still comes is HostDied."""
 
     def give_up(self, host_id: int) -> None:
-        """Go further than `kill`: HostDied has not come for long, whatever the reason."""
+        """Go further than `kill`: HostDied has not come for a long time, whatever the reason."""
         self.kill(host_id)
 
     @abstractmethod
@@ -301,8 +302,8 @@ class Transport(ABC):
         """End all hosts and release every process, fd and memory. Idempotent.
 
         Each host is asked to close its envs; what has not ended after `grace_s` (for all of them
-        together) is terminated, then killed, and reaped. Takes at most about one second more, if
-        what has started the hosts is not stopped itself.
+        together) is terminated, then killed, and reaped. Takes at most about one second more,
+        unless the process that started the hosts is itself stopped.
 
         Args:
             grace_s: seconds; 0 does not ask.

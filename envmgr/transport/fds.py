@@ -9,13 +9,13 @@ import os
 from collections.abc import Iterable
 
 PARENT_FDS: dict[int, tuple[int, int]] = {}
-"""Fds that only the parent uses, of all managers, with the files that they are."""
+"""Fds of all managers that only the parent uses, each with the file that it refers to."""
 
 
 def fill_standard_fds() -> None:
     """Open stdin, stdout and stderr on /dev/null where they are closed.
 
-    Else a pipe of ours would get their number, and what an env prints would go into that pipe.
+    Otherwise a pipe of ours would get such a number, and what an env prints would go into it.
     """
     with contextlib.suppress(OSError):
         while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -36,26 +36,27 @@ def has_pidfds() -> bool:
 
 
 def keep_from_children(fd: int) -> None:
-    """Let processes that `context: fork` forks give `fd` up."""
+    """Make processes that `context: fork` forks give up `fd`."""
     PARENT_FDS[fd] = _file_of(fd)
 
 
 def forget_fd(fd: int) -> None:
-    """Take back `keep_from_children`, before closing."""
+    """Undo `keep_from_children`; call this before the fd is closed."""
     PARENT_FDS.pop(fd, None)
 
 
 def parent_fds() -> list[int]:
     """Return the fds that a process that is forked now must not keep open.
 
-    Not those that were closed without `forget_fd`, as when an interrupt came between: another file
-    may have their number by now, and be what the fork is to be told by.
+    Fds that were closed without `forget_fd`, as when an interrupt came in between, are left out:
+    another file may have their number by now, and may be the one through which the fork is to get
+    its orders.
     """
     return [fd for fd, file in list(PARENT_FDS.items()) if _file_of(fd) == file]
 
 
 def _file_of(fd: int) -> tuple[int, int]:
-    """Return which file an fd is; of one that is closed, none."""
+    """Return which file an fd refers to; (0, 0), which is no file, if the fd is closed."""
     try:
         stat = os.fstat(fd)
     except OSError:

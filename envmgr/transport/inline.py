@@ -23,7 +23,7 @@ _LEAST_GRACE_S = 1.0
 """How long envs may take to close even without a grace: nothing else cleans up after them."""
 
 _LEAST_SHARE_S = 0.05
-"""How long each of them may take at least, if the others have used all of that."""
+"""The least time that each env has to close, even if the others have used up all of the time."""
 
 
 class _InlineHost:
@@ -36,17 +36,17 @@ class _InlineHost:
         self.request_id = 0
 
     def has_work(self) -> bool:
-        """Whether there is a request, or a reset that waits."""
+        """Return whether a request or a reset is waiting."""
         return bool(self.inbox or self.resets)
 
     def next_op(self) -> int:
-        """Return the operation of what is run next."""
+        """Return the operation that `run_next` runs."""
         if self.inbox:
             return self.inbox[0].op
         return Op.STEP if self.host.has_pending_steps else Op.RESET
 
     def run_next(self) -> None:
-        """Run one request, or one reset that waits: part of the request that was run last."""
+        """Run one request, or one waiting reset, which belongs to the request that was run last."""
         if self.inbox:
             message = self.inbox.popleft()
             self.request_id = message.request_id
@@ -61,15 +61,15 @@ class _InlineHost:
 
 
 class InlineTransport(Transport):
-    """Runs requests inside `poll`, each to its end, in the order they were sent.
+    """Runs requests inside `poll`, each to its end, in the order in which they were sent.
 
-    Each host serves one env, or the rows of a batched env, so that what becomes of one is no matter
-    of the others; steps that are posted in the block are taken for all of them together. With time
-    limits on steps or resets they go by message, which is when an alarm can be set for each.
+    Each host serves one env, or the rows of a batched env, so that what happens to one host does
+    not affect the others; steps that are posted in the block are taken for all hosts together. With
+    time limits on steps or resets, steps go by message, since an alarm can then be set for each.
 
     Time limits: in the main thread an alarm interrupts the env's code. In other threads, and in C
-    code that does not return to Python, the limit is only noticed afterwards; either way the env is
-    given up, as with every other transport.
+    code that does not return to Python, an exceeded limit is only noticed afterwards. Either way
+    the env is given up, as with every other transport.
     """
 
     works_alone = False
@@ -92,13 +92,13 @@ class InlineTransport(Transport):
         self.arrivals: deque[tuple[int, Arrival]] = deque()
         self._abandoned: list[Host] = []
         self._to_close: deque[Host] = deque()
-        # Whether a host may have a request, or a reset that waits.
+        # Whether a request or a reset may be waiting in a host.
         self._has_work = False
         self._memory: memoryview | None = None
         self._stepper = BlockStepper(0, None, timed=False)
         self._envs_in_use = EnvsInUse()
         self._host_of: dict[int, int] = {}
-        # Not an Event: who is interrupted in setting one leaves it locked.
+        # Not an Event: a thread that is interrupted while it sets one leaves it locked.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self, specs: Sequence[HostSpec]) -> None:
@@ -173,9 +173,10 @@ class InlineTransport(Transport):
             self._alarm.bound(max(self._close_s, _LEAST_SHARE_S), host.close)
 
     def _run_all(self, *, waits: bool) -> bool:
-        """Run what else hosts have to do; return whether there was anything.
+        """Run what hosts have to do besides posted steps; return whether there was anything.
 
-        Results of envs that work on meanwhile are waited for once, and only if the caller waits.
+        Waits only once for results of envs that go on working meanwhile, and only if the caller
+        waits.
         """
         ran = False
         busy = [(i, entry) for i, entry in self._hosts.items() if entry.inbox or entry.resets]
@@ -200,7 +201,7 @@ class InlineTransport(Transport):
             self.arrivals.append((host_id, died))
 
     def _advance(self, host_id: int, entry: _InlineHost) -> bool:
-        """Run one request of a host, or a reset that waits; False if there is none."""
+        """Run one request or waiting reset of a host; return False if there is none."""
         try:
             if not entry.has_work():
                 return False
@@ -219,7 +220,7 @@ class InlineTransport(Transport):
         return True
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
-        """Return nothing: nothing happens here by itself."""
+        """Return an empty list: nothing happens here by itself."""
         return []
 
     def wake(self) -> None:

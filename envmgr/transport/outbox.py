@@ -1,4 +1,4 @@
-"""What hosts have sent for which other threads of this process speak."""
+"""The outbox of hosts on whose behalf other threads of this process send."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from envmgr.transport.ready import ReadySet, Waker
 
 
 class Outbox:
-    """What hosts have sent, in the order in which it came; it rings for the trainer.
+    """A queue of what hosts have sent, in order of arrival; it rings for the trainer.
 
-    Threads that were given up keep the outbox, the transport does not.
+    Threads that were given up keep the outbox; the transport does not.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Outbox:
         self.bell = Waker()
 
     def put(self, host_id: int, arrival: Arrival) -> None:
-        """Send something."""
+        """Append what a host sends, and ring."""
         self.sent.append((host_id, arrival))
         self.bell.wake()
 
@@ -34,9 +34,9 @@ class Outbox:
         After an interrupt, which may come anywhere, this is called again.
 
         Args:
-            arrivals: where it goes.
+            arrivals: the queue to move it to.
             hosts: the hosts by host_id; those that have died are taken out.
-            killed: host_ids of which only the death still arrives.
+            killed: host_ids of killed hosts, of which only the death is still moved.
         """
         sent = self.sent
         while sent:
@@ -56,7 +56,7 @@ class Outbox:
 
 
 class OutboxTransport(Transport):
-    """What those transports have in common whose hosts send through an outbox."""
+    """The common part of transports whose hosts send through an outbox."""
 
     def __init__(self) -> None:
         self.arrivals: deque[tuple[int, Arrival]] = deque()
@@ -85,7 +85,7 @@ class OutboxTransport(Transport):
         return not outbox.sent
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
-        """Return the bell, which is that of all hosts."""
+        """Return the bell, which all hosts share."""
         has_any = any(host_id in self._hosts for host_id in hosts)
         return [self._open_outbox().bell] if has_any else []
 

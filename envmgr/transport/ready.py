@@ -1,4 +1,4 @@
-"""Which of many connections have something to read, at a cost that does not grow with their number.
+"""Finding which of many connections can be read, at a cost that does not grow with their number.
 
 `multiprocessing.connection.wait` registers every object anew at each call: 50 us for 64 of them. On
 Linux they are registered once with an epoll, which `wait` then sees as one single object; elsewhere
@@ -18,15 +18,15 @@ from typing import Any
 from envmgr.transport.fds import forget_fd, keep_from_children
 
 _MOST_S = 86_400.0
-"""So long one wait may last at most."""
+"""The longest that one wait may last."""
 
 
 class ReadySet:
-    """Objects with a `fileno()`, and which of them are readable.
+    """A set of objects with a `fileno()`, which finds out which of them are readable.
 
     Attributes:
-        poll: waits for so many seconds, and returns (fd, event) of those that are readable; None
-            where there is no epoll.
+        poll: waits at most the given number of seconds, and returns (fd, event) of the objects that
+            are readable; None where there is no epoll.
     """
 
     def __init__(self) -> None:
@@ -45,18 +45,18 @@ class ReadySet:
         self._objects[fd] = item
 
     def discard(self, item: Any) -> None:
-        """Watch it no longer; call this before it is closed."""
+        """Stop watching an object or an fd; call this before it is closed."""
         fd = _fd_of(item)
         if self._objects.pop(fd, None) is not None and self._epoll is not None:
             with contextlib.suppress(OSError):  # closed by somebody else
                 self._epoll.unregister(fd)
 
     def waitables(self) -> list[Any]:
-        """Return what `wait` has to be given to notice any of them."""
+        """Return what `wait` has to be given in order to notice any of the objects."""
         return list(self._objects.values()) if self._epoll is None else [self._epoll]
 
     def ready(self, timeout_s: float | None = 0.0) -> list[Any]:
-        """Return those that are readable; wait for one of them, for so long.
+        """Return the objects that are readable; wait until one is, or `timeout_s` is over.
 
         Args:
             timeout_s: 0 does not wait; None waits for ever.
@@ -79,10 +79,11 @@ def await_any(
 ) -> None:
     """Wait until one of some objects can be read, or one of some fds can be written.
 
-    As `multiprocessing.connection.wait`, which makes and registers ten objects for each of them.
+    This does what `multiprocessing.connection.wait` does, which makes and registers ten objects for
+    each item.
 
     Args:
-        readable: what has a `fileno()`, or is an fd.
+        readable: objects with a `fileno()`, or fds.
         timeout_s: None waits for ever.
         writable: fds; only where there is `poll`.
     """
@@ -98,7 +99,7 @@ def await_any(
 
 
 def _in_ms(timeout_s: float | None) -> int | None:
-    """Return a time as `poll` takes it, which refuses more than some 24 days."""
+    """Return a timeout in the form that `poll` takes; it refuses more than some 24 days."""
     return None if timeout_s is None else math.ceil(min(timeout_s, _MOST_S) * 1000.0)
 
 
@@ -106,7 +107,7 @@ class Watch:
     """Waits for the same few fds again and again.
 
     Attributes:
-        fds: which; what is there when it is made.
+        fds: the fds that are watched; they are fixed when the object is made.
     """
 
     def __init__(self, fds: Sequence[int]) -> None:
@@ -118,22 +119,23 @@ class Watch:
                 self._poll.register(fd, select.POLLIN)
 
     def ready(self, timeout_s: float | None) -> list[int]:
-        """Return those that can be read; wait for one of them, for so long, or for ever."""
+        """Return the readable fds; wait until there is one, for `timeout_s` or for ever (None)."""
         if self._poll is None:
             return [fd if isinstance(fd, int) else fd.fileno() for fd in wait(self.fds, timeout_s)]
         return [fd for fd, _ in self._poll.poll(_in_ms(timeout_s))]
 
 
 def fds_of(items: Sequence[Any]) -> list[int]:
-    """Return the fds of what has a `fileno()`, or is an fd."""
+    """Return the fds of items that have a `fileno()`, or are fds themselves."""
     return list(map(_fd_of, items))
 
 
 class Waker:
-    """Becomes readable when it is woken, from any thread.
+    """An object that becomes readable when it is woken, from any thread.
 
-    It closes what nobody has closed: who made it may have been interrupted before that could be
-    known to anybody, and threads that were given up keep it for as long as they may wake it.
+    It closes itself when it is collected, if nobody has: its creator may have been interrupted
+    before anybody else knew of it, and threads that were given up keep it for as long as they may
+    wake it.
     """
 
     _ends: tuple[socket.socket, ...] = ()

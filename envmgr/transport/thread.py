@@ -1,7 +1,7 @@
-"""Hosts on threads of the trainer's own process: for envs that let go of the GIL, or wait.
+"""Hosts on threads of the trainer's own process: for envs that release the GIL, or wait.
 
-A thread cannot be killed. One that is given up while it runs env code stays: it is a daemon, the
-memory that it uses is left to it (docs/decisions/0023), and it ends when the env's code returns.
+A thread cannot be killed. One that is given up while it runs env code goes on: it is a daemon,
+keeps the memory that it uses (docs/decisions/0023), and ends when the env's code returns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from envmgr.worker.host import EnvsInUse
 from envmgr.worker.serving import QueueInbox, run_on_thread
 
 _LAST_S = 0.5
-"""How long threads may take to end at last: their envs still have to be closed."""
+"""How long threads may take to end after the grace: they still have to close their envs."""
 
 _PROCESS = "runs its envs on threads of the trainer's process, "
 
@@ -49,7 +49,7 @@ class ThreadTransport(OutboxTransport):
 
     Args:
         shared_memory: whether observations of fixed layout are written where they are read, and
-            steps may be posted; else all goes by message.
+            steps may be posted; if not, everything goes by message.
     """
 
     _hosts: dict[int, _Entry]
@@ -105,14 +105,14 @@ class ThreadTransport(OutboxTransport):
             self._hosts[spec.host_id] = _Entry(spec.index, inbox, thread)
 
     def kill(self, host_id: int) -> None:
-        """Have a host end as soon as it is not in env code."""
+        """Tell a host to end as soon as it is not running env code."""
         entry = self._hosts.get(host_id)
         if entry is not None:
             self._killed.add(host_id)
             entry.inbox.end()
 
     def give_up(self, host_id: int) -> None:
-        """Leave a host to itself that does not end."""
+        """Abandon a host that does not end."""
         entry = self._hosts.pop(host_id, None)
         if entry is not None:
             self._given_up = [*filter(threading.Thread.is_alive, self._given_up), entry.thread]
@@ -134,14 +134,14 @@ class ThreadTransport(OutboxTransport):
         return copied_request(message)
 
     def send(self, host_id: int, prepared: Any) -> None:
-        """Hand a request over."""
+        """Hand a request over to the thread of a host."""
         entry = self._hosts.get(host_id)
         if entry is not None:
             entry.inbox.send(prepared)
             self._count(entry)
 
     def has_sent(self, host_id: int, prepared: Any) -> bool:
-        """Ask its inbox."""
+        """Ask the host's inbox whether it was sent."""
         entry = self._hosts.get(host_id)
         if entry is None or not entry.inbox.has_sent(prepared):
             return False
@@ -149,7 +149,7 @@ class ThreadTransport(OutboxTransport):
         return True
 
     def count_messages(self, counts: Any) -> None:
-        """Count the messages there."""
+        """Count messages in `counts` from now on."""
         self._messages_sent = items(counts)
 
     def _count(self, entry: _Entry) -> None:
@@ -160,7 +160,7 @@ class ThreadTransport(OutboxTransport):
 
     @property
     def has_block(self) -> bool:
-        """Whether steps may be posted: this platform keeps the order of writes."""
+        """Whether steps may be posted: there is a block, and writes to it keep their order."""
         return self._has_memory and block_is_possible()
 
     def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
@@ -179,7 +179,7 @@ class ThreadTransport(OutboxTransport):
         return memoryview(self._memory)  # type: ignore[arg-type]
 
     def _open_memory(self, nbytes: int) -> memoryview:
-        # One of its own for each env: nothing relies on a count that several threads change.
+        # A view for each env, so that nothing relies on a count that several threads change.
         return memoryview(self._memory)  # type: ignore[arg-type]
 
     # -- the end ----------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class ThreadTransport(OutboxTransport):
             self._closed = True
 
     def _release(self, threads: Sequence[threading.Thread]) -> None:
-        """Let go of everything that no thread may touch any more.
+        """Release everything that no thread can touch any more.
 
         Args:
             threads: those that were told to end.
@@ -224,7 +224,7 @@ class ThreadTransport(OutboxTransport):
 
 
 def _run(spec: HostSpec, inbox: QueueInbox, outbox: Outbox, **given: Any) -> None:
-    """Be the thread of a host."""
+    """Run a host; this is what its thread does."""
     detail = ""
     try:
         run_on_thread(spec, inbox, **given)

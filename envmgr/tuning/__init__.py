@@ -2,8 +2,8 @@
 
 `plan` says which settings are worth measuring, `search` which of those is best, by measuring them
 in turns, and `tune` runs both. `bench` runs libraries in turns (`peers`, `loops`), each in a
-process of its own (`benchmark_process`). `measuring` has managers at work, for all of them.
-`yaml_edit` writes what came of it into the config.
+process of its own (`benchmark_process`). `measuring` runs managers, for all of these modules.
+`yaml_edit` writes the result into the config.
 """
 
 from __future__ import annotations

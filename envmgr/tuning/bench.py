@@ -12,10 +12,10 @@ from envmgr.tuning.search import Measured, compare
 
 OURS = "envmgr"
 _AHEAD = 1.1
-"""Less than this beside envmgr is noise."""
+"""A peer's ratio to envmgr that is not above this is noise."""
 
 Open = Callable[["Peer | None"], Runner]
-"""Opens a contestant; None is envmgr."""
+"""A function that opens a contestant; None stands for envmgr."""
 
 
 def bench(
@@ -26,14 +26,14 @@ def bench(
     seconds: float,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Measured[str]], dict[str, str]]:
-    """Return what was measured of envmgr and of each peer, and why those failed that did.
+    """Return what was measured of envmgr and of each peer, and the errors of those that failed.
 
     Args:
-        peers: who runs beside it.
+        peers: the libraries that run beside envmgr.
         opened: opens a contestant.
-        laps: how often each is measured.
-        seconds: how long each time.
-        say: told what is being done.
+        laps: how often each contestant is measured.
+        seconds: how long each measurement takes.
+        say: called with what is being done.
     """
     by_name = {OURS: None, **{peer.name: peer for peer in peers}}
     everyone = [Measured(name) for name in by_name]
@@ -55,11 +55,11 @@ def advice(found: Sequence[Measured[str]], peers: Sequence[Peer], config: Mappin
 
     Args:
         found: what was measured.
-        peers: who ran beside envmgr.
-        config: of envmgr's manager.
+        peers: the libraries that ran beside envmgr.
+        config: the config of envmgr's manager.
 
     Returns:
-        A sentence or two; nothing if none is clearly ahead.
+        A sentence or two; empty if no such peer is clearly ahead.
     """
     in_process = {peer.name for peer in peers if peer.is_in_process}
     ahead = [one for one in found if one.setting in in_process and one.ratio > _AHEAD]

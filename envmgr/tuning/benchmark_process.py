@@ -1,7 +1,7 @@
 """Measures one library or setting in a process of its own, so that it cannot affect the others.
 
-It reads, as one line, what to run; then, for each line with a number of seconds, it steps for so
-long and answers with a line of JSON. The end of its input ends it.
+The process reads from one line what to run; then, for each line with a number of seconds, it steps
+for that long and answers with a line of JSON. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Contestant:
     """A library running envs in a process of its own.
 
     Args:
-        peer: which; None is envmgr with `config`.
-        factories: of the envs; a peer has as many of the first.
-        limit_s: how long the start, or what goes beyond the time of a measurement, may take.
-        policy_of: of envmgr; see `Course`.
+        peer: the library; None stands for envmgr with `config`.
+        factories: factories of the envs; a peer runs as many envs, all of the first factory.
+        limit_s: how long the start may take, and how far a measurement may exceed its time.
+        policy_of: returns the policy, for envmgr only; see `Course`.
 
     Raises:
         ContestantError: it did not start.
@@ -68,7 +68,7 @@ class Contestant:
         self._ask(path_line() + base64.b64encode(packed), limit_s)
 
     def run(self, seconds: float, lead_s: float = 0.0) -> float:
-        """Step for some seconds, after some that do not count; return steps per second.
+        """Step for some seconds, after a lead that does not count; return steps per second.
 
         Raises:
             ContestantError: it failed, or has not answered in time; its process has ended.
@@ -77,7 +77,7 @@ class Contestant:
         return float(self._ask(line, seconds + lead_s + self._limit_s))
 
     def close(self, grace_s: float = _END_S) -> None:
-        """End the process, which has so long to close its envs; then it is killed with its own."""
+        """End the process: give it `grace_s` to close its envs, then kill it and its children."""
         process = self._process
         if process.stdout is None or process.stdout.closed:  # it was ended before
             return
@@ -117,7 +117,7 @@ class Contestant:
 
 
 def main() -> None:
-    """Be the contestant."""
+    """Run as the process of a contestant."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries and envs print is no answer
     lines = sys.stdin.buffer
@@ -158,6 +158,6 @@ class _PeerCourse:
         self.close = loop.close
 
     def run(self, seconds: float, lead_s: float = 0.0) -> float:
-        """Step for some seconds, after some that do not count; return steps per second."""
+        """Step for some seconds, after a lead that does not count; return steps per second."""
         stepped_for(self._loop.step, lead_s)
         return stepped_for(self._loop.step, seconds)

@@ -1,7 +1,7 @@
-"""Loops over vector envs of other libraries, which all do equal work: act, look, reset as they do.
+"""Loops over vector envs of other libraries, which all do equal work.
 
-None of them is imported here: a loop is given a function that builds the vector env, and actions
-that were drawn before the clock runs.
+They act, look at observations, and reset as the library does. No library is imported here: a loop
+is given a function that builds the vector env, and actions that were drawn before the clock runs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Loop(Protocol):
         """Build the envs and reset them."""
 
     def step(self) -> int:
-        """Go on by one batch; return the number of env steps in it, resets not counted."""
+        """Take one batch of steps; return how many env steps it has, resets not counted."""
 
     def close(self) -> None:
         """Close the envs."""
 
 
 def look_at(obs: Any) -> None:
-    """Read a number of an observation, so that none is free."""
+    """Read a number of an observation, so that no library gets observations for free."""
     while isinstance(obs, dict):
         obs = next(iter(obs.values()))
     while isinstance(obs, tuple):
@@ -41,7 +41,7 @@ class _VectorLoop:
     """What the loops have in common: envs are built, begin episodes, and are closed.
 
     Args:
-        actions: endless batches.
+        actions: endless batches of actions.
     """
 
     def __init__(self, build: Build, env_num: int, actions: Iterator[Any]) -> None:
@@ -64,11 +64,11 @@ class _VectorLoop:
 
 
 class GymnasiumLoop(_VectorLoop):
-    """A vector env of gymnasium's kind, by default in the mode where a call after an end resets.
+    """A vector env of gymnasium's kind; by default, the call after an episode's end resets.
 
     Args:
-        actions: endless batches.
-        resets_at_once: it is in the mode in which every call steps every env.
+        actions: endless batches of actions.
+        resets_at_once: whether it is in the mode in which every call steps every env.
     """
 
     def __init__(
@@ -105,8 +105,9 @@ class TianshouLoop(_VectorLoop):
     """A vector env of tianshou's kind. Its caller resets envs, as tianshou's own collector does.
 
     Args:
-        actions: endless batches.
-        gathers_some: it has a `wait_num`: those go on that have arrived.
+        actions: endless batches of actions.
+        gathers_some: whether it has a `wait_num`, so that only envs whose results have arrived go
+            on.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class TianshouLoop(_VectorLoop):
         return len(ids)
 
     def close(self) -> None:
-        """Close; tianshou wants nothing under way then."""
+        """Close the envs; tianshou wants no step under way then."""
         if self._gathers_some:
             while len(self._envs.waiting_id) > 0:
                 self._envs.step(None)

@@ -22,33 +22,33 @@ Act = Callable[[Mapping[int, Any]], Mapping[int, Any]]
 """A policy: `{env_id: obs}` to `{env_id: action}`."""
 
 PolicyOf = Callable[[EnvManager], Act]
-"""Returns the policy for a launched manager."""
+"""A function that returns the policy for a launched manager."""
 
 _ACTIONS = 257
-"""How many actions are drawn for each env before the clock runs; no power of two."""
+"""How many actions are drawn for each env before the clock runs; not a power of two."""
 
 _MANY = 1_000_000
 
 
 class Runner(Protocol):
-    """What can be stepped for a while again and again."""
+    """Something that can be stepped for a while, again and again."""
 
     def run(self, seconds: float, lead_s: float = 0.0) -> float:
-        """Step for some seconds, after some that do not count; return steps per second."""
+        """Step for some seconds, after a lead that does not count; return steps per second."""
 
     def close(self) -> None:
-        """End it."""
+        """End the runner."""
 
 
 class Course:
-    """A launched manager with one setting, that can be stepped for a while again and again.
+    """A launched manager with one setting that can be stepped for a while, again and again.
 
     Args:
-        config: all else of the manager's config.
+        config: all other keys of the manager's config.
         policy_of: returns the policy for a launched manager; None acts at random, at no cost.
 
     Attributes:
-        manager: launched.
+        manager: the launched manager.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Course:
             "episode_num": float("inf"),
             "auto_reset": True,
             "max_failures_total": _MANY,
-            # What a run tells its user is none of these managers', of which there are several.
+            # These tell a user about one run, and are not for the several managers here.
             "trace": None,
             "episode_log": None,
         }
@@ -81,7 +81,7 @@ class Course:
             raise
 
     def run(self, seconds: float, lead_s: float = 0.0) -> float:
-        """Step for some seconds, after some that do not count; return steps per second."""
+        """Step for some seconds, after a lead that does not count; return steps per second."""
         stepped_for(self._step, lead_s)
         return stepped_for(self._step, seconds)
 
@@ -98,11 +98,11 @@ class Course:
 
 
 def stepped_for(step: Callable[[], int], seconds: float) -> float:
-    """Take batches of steps for some seconds, one at least; return steps per second.
+    """Take batches of steps for some seconds, at least one batch; return steps per second.
 
     Args:
         step: takes a batch, and returns how many steps were in it.
-        seconds: when to stop.
+        seconds: after how long to stop.
     """
     clock = time.perf_counter
     steps, began = 0, clock()
@@ -115,7 +115,7 @@ def stepped_for(step: Callable[[], int], seconds: float) -> float:
 
 
 def drawn_before(manager: EnvManager) -> Act:
-    """Return a policy that takes random actions which were drawn before, where that can be done."""
+    """Return a policy of random actions, which are drawn beforehand where that is possible."""
     space = manager.action_space
     if not is_sampled_alone(space) or has_mask(manager.observation_space):  # the envs know which
         return ManagerLoop(manager).random_actions
@@ -124,15 +124,15 @@ def drawn_before(manager: EnvManager) -> Act:
 
 
 class Stable:
-    """Keeps runners launched while they are measured in turns.
+    """The runners that stay launched while they are measured in turns.
 
     A setting that cannot be run has the rate 0, and its error is kept.
 
     Args:
-        say: told which setting it is.
+        say: called with the setting that is measured next.
 
     Attributes:
-        errors: by setting.
+        errors: error messages by setting.
     """
 
     def __init__(
@@ -160,17 +160,17 @@ class Stable:
             return 0.0
 
     def drop(self, setting: Any) -> None:
-        """Close a setting that is not measured any more."""
+        """Close the runner of a setting that is not measured any more."""
         course = self._courses.pop(setting, None)
         if course is not None:
             course.close()
 
     def close(self) -> None:
-        """Close all that are launched."""
+        """Close all launched runners."""
         for setting in list(self._courses):
             self.drop(setting)
 
 
 def random_steps(env: Any, seconds: float) -> Profile:
-    """Profile an env where it is; for `manager.apply`."""
+    """Profile an env in the process where it runs; for `manager.apply`."""
     return profile_env(as_blocking(env), seconds)

@@ -1,4 +1,4 @@
-"""Other libraries that the same envs are measured with: how to build them, if installed.
+"""Other libraries that the same envs are measured with, if installed: how to build their loops.
 
 Libraries are imported by name, in a process of their own: see `benchmark_process`.
 """
@@ -26,12 +26,12 @@ class Peer(NamedTuple):
     """A library's way to run envs.
 
     Attributes:
-        name: as it is shown.
-        module: that must be there.
+        name: the name that is shown.
+        module: the module that has to be installed.
         cls: where its class is: `module:name`.
-        loop: how it is run.
-        arguments: of the class, besides the factories.
-        is_in_process: it steps the envs itself, one after another.
+        loop: the kind of loop that runs it.
+        arguments: arguments of the class, besides the factories.
+        is_in_process: whether it steps the envs itself, one after another.
     """
 
     name: str
@@ -62,7 +62,7 @@ def installed(
     peers: Sequence[Peer] = PEERS,
     find: Callable[[str], Any] = importlib.util.find_spec,
 ) -> tuple[list[Peer], list[str]]:
-    """Return the peers that are there, and the modules that are not; nothing is imported."""
+    """Return the installed peers, and the modules that are missing; nothing is imported."""
     missing = sorted({peer.module for peer in peers if find(peer.module) is None})
     return [peer for peer in peers if peer.module not in missing], missing
 
@@ -71,7 +71,8 @@ def loop_of(peer: Peer, factory: EnvFactory, env_num: int) -> Loop:
     """Return a peer's loop over envs; imports the library.
 
     Raises:
-        TypeError: the env is none of gymnasium's, or says in each observation what is legal.
+        TypeError: the env is not one of gymnasium, or says in each observation which actions are
+            legal.
         Exception: whatever the library or the env raises.
     """
     actions = _batches_of(factory, env_num)
@@ -86,7 +87,7 @@ def loop_of(peer: Peer, factory: EnvFactory, env_num: int) -> Loop:
 
 
 def _batches_of(factory: EnvFactory, env_num: int) -> Iterator[Any]:
-    """Return endless batches of random actions: arrays, or where there are none, tuples."""
+    """Return endless batches of random actions: arrays, or tuples if these are dicts or tuples."""
     import gymnasium
 
     env = factory()

@@ -12,10 +12,10 @@ from envmgr.tuning.settings import Setting, pair_of
 from envmgr.worker.profiling import Trial
 
 _LEAST, _MOST = 5, 16
-"""How many settings are measured side by side."""
+"""How many settings are measured side by side, at least and at most."""
 
 _LAUNCH_SHARE, _LAP_SHARE = 0.3, 0.25
-"""Of the time, what launches may take, and a lap."""
+"""The shares of the time that launches, and a lap, may take."""
 
 _WINDOW_S, _STEPS, _EPISODES = 0.12, 60, 2.5
 _WORTH_HIDING, _LEAST_RESET_S = 0.05, 1e-3
@@ -27,15 +27,16 @@ def candidates(
 ) -> list[Setting]:
     """Return the settings to choose from: the present one, then the most informative ones.
 
-    There may not be the time for all. If `num_workers: auto` would give each env a worker of its
-    own, because they wait, such settings come first; else they and shared workers take turns.
+    There may not be time for all. If `num_workers: auto` would give each env a worker of its own,
+    because envs wait, settings that do so come first; else these and settings with shared workers
+    alternate.
 
     Args:
         now: the setting of the config.
         env_num: number of envs.
-        cores: that may be used.
+        cores: number of cores that may be used.
         trial: what one env does.
-        kinds: registry keys to try; empty for those with workers, in the form of the present one.
+        kinds: registry keys to try; empty for kinds with workers and the view of the present one.
     """
     likely = choose(env_num, cores, trial, TYPICAL).num_workers
     spares = _spares(env_num, trial)
@@ -74,13 +75,13 @@ def _workers(env_num: int, cores: int, likely: int) -> list[int | Literal["auto"
 
 
 def _waits(env_num: int) -> list[float]:
-    """Return parts of all envs to wait for."""
+    """Return numbers of envs to wait for, each a part of all."""
     numbers = (float(max(1, round(env_num * share))) for share in (0.5, 0.25, 0.125, 0.75))
     return [n for n in dict.fromkeys(numbers) if n < env_num]
 
 
 def _spares(env_num: int, trial: Trial) -> list[int]:
-    """Return numbers of spares: half as many as hide all resets, and as many."""
+    """Return numbers of spares to try: half as many as hide all resets, and as many as do."""
     per_step_s = trial.reset_s_per_step
     is_cheap = trial.reset_s < _LEAST_RESET_S or per_step_s < _WORTH_HIDING * trial.step_s
     if not trial.n_episodes or is_cheap:
@@ -98,14 +99,14 @@ def most_entrants(
     worker_bytes: int | None,
     free_bytes: int,
 ) -> int:
-    """Return how many settings to launch side by side, for the time and the memory there is.
+    """Return how many settings to launch side by side, given the time and the memory there is.
 
     Args:
-        seconds: that there are for all of it.
-        launch_s: what launching one env took.
+        seconds: how long everything may take.
+        launch_s: how long launching one env took.
         env_num: number of envs.
         window_s: how long a setting is measured in each lap.
-        worker_bytes: memory of a worker's own; None if unknown.
+        worker_bytes: memory that a worker shares with no other; None if unknown.
         free_bytes: memory that is free.
     """
     by_time = _LAUNCH_SHARE * seconds / (launch_s * (1 + env_num / 16))
@@ -117,8 +118,8 @@ def most_entrants(
 def window_of(left_s: float, trial: Trial) -> tuple[float, float]:
     """Return how long to measure a setting each time, and how long to step it before that.
 
-    Many short windows tell more than few long ones, as the machine is now fast and now slow. But
-    one should see many steps, and where resets take their time, several episodes.
+    Many short windows tell more than a few long ones, because the speed of the machine varies. But
+    a window should have many steps in it, and where resets take long, several episodes.
     """
     window_s = min(_WINDOW_S, left_s / 120)
     window_s = max(window_s, min(_STEPS * trial.step_s, left_s / 60))

@@ -1,8 +1,8 @@
 """The search for the best of some settings: measured in turns, and compared. Does no I/O.
 
-A machine is now faster and now slower, so rates of different moments say little. In a lap every
-setting is measured once, forwards and backwards by turns, and what counts is how it did beside the
-others of the same lap. After each round the slower half is left out.
+The speed of a machine varies, so rates of different moments say little. In a lap every setting is
+measured once, in alternating order from lap to lap, and what counts is how it did beside the others
+of the same lap. After each round the slower half is left out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeVar
 from envmgr.tuning.settings import Setting
 
 Measure = Callable[[Any], float]
-"""Returns steps per second; 0 if the setting cannot be run."""
+"""A function that returns the steps per second of a setting; 0 if it cannot be run."""
 
 CLOSE = 0.03
-"""Settings that do by so little worse than the best are as good."""
+"""Settings that are worse than the best by no more than this share count as equally good."""
 
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Measured(Generic[T]):
 
     Attributes:
         rates: steps per second, by lap.
-        ratios: how it did beside the first setting, by lap; see `compare`.
+        ratios: its speed relative to the first setting, by lap; see `compare`.
     """
 
     setting: T
@@ -46,15 +46,15 @@ class Measured(Generic[T]):
 
     @property
     def ratio(self) -> float:
-        """How it did beside the first setting, the median; 0 if it cannot be run."""
+        """The median of its speed relative to the first setting; 0 if it cannot be run."""
         if not self.ratios:
             return 0.0
-        # Of logarithms, as `compare` has it: of two laps the middle is not their mean.
+        # The median of logarithms, as in `compare`: the middle of two laps is not their mean.
         return math.exp(statistics.median(map(math.log, self.ratios.values())))
 
     @property
     def spread(self) -> float:
-        """Half of the middle range of the ratios, as a part of their median."""
+        """Half of the interquartile range of the ratios, relative to their median."""
         if len(self.ratios) < 2 or not self.ratio:
             return 0.0
         low, _, high = statistics.quantiles(self.ratios.values(), n=4, method="inclusive")
@@ -62,13 +62,13 @@ class Measured(Generic[T]):
 
 
 def compare(everyone: Sequence[Measured[Any]]) -> None:
-    """Set the ratios of all settings: to the first, as if all laps had been equally fast.
+    """Set the ratios of all settings to the first one, as if all laps had been equally fast.
 
-    How fast a lap was follows from those that were in it, how fast a setting is from its laps, by
-    medians, which one measurement that was disturbed does not move (Tukey's median polish).
+    How fast a lap was follows from the settings in it, and how fast a setting is from its laps.
+    Both are medians, which a single disturbed measurement does not move (Tukey's median polish).
 
     Args:
-        everyone: the first of them has run in every lap.
+        everyone: what is compared; the first of them has run in every lap.
     """
     logs = {
         k: {lap: math.log(rate) for lap, rate in one.rates.items() if rate > 0}
@@ -107,19 +107,19 @@ def search(
     dropped: Callable[[Any], None] = lambda setting: None,
     cost: Callable[[Setting], tuple[int, ...]] = lambda setting: (),
 ) -> tuple[Measured[Setting], list[Measured[Setting]], list[Measured[Any]]]:
-    """Return the best setting, and what was measured of all, and of what was beside them.
+    """Return the best setting, and what was measured of all settings and of what was beside them.
 
-    In the first lap they are launched; those that would be so late that it kept the others from
-    being measured are left out. Rounds share the rest of the time evenly, with a lap at least.
+    In the first lap the settings are launched; those that would be so late that the others could
+    not be measured are left out. Rounds share the rest of the time evenly; each has at least a lap.
 
     Args:
         settings: at least one, the most promising first; but the first is the present one, and is
             measured to the end, so that all are compared with it.
-        measure: runs one for a while.
-        seconds: about how long it may take.
+        measure: runs a setting for a while.
+        seconds: about how long the search may take.
         clock: monotonic seconds.
         beside: what else is measured in the laps of the first round, and is not to be chosen.
-        dropped: told of each setting that is not measured any more.
+        dropped: called with each setting that is not measured any more.
         cost: what to keep low among settings that do equally well; the present one comes first.
     """
     everyone, aside = [Measured(one) for one in settings], [Measured(one) for one in beside]
@@ -168,14 +168,14 @@ def _launched(
 def _simplest(
     finalists: Sequence[Measured[Setting]], cost: Callable[[Setting], tuple[int, ...]]
 ) -> Measured[Setting]:
-    """Return the best, or the simplest of those that do as well; the first one is simplest."""
+    """Return the simplest of the settings that do as well as the best; the first is simplest."""
     best = max(finalists, key=lambda one: one.ratio)
     close = [one for one in finalists if _is_as_good(one, best)]
     return min(close, key=lambda one: (one is not finalists[0], cost(one.setting)))
 
 
 def _while_time(clock: Callable[[], float], until: float) -> Iterator[None]:
-    """Yield for each lap: for one at least, and for more while there is time for half of one."""
+    """Yield once for each lap: at least one, and more while there is time for half a lap."""
     took_s = 0.0
     for n in range(_MOST_LAPS):
         began = clock()
@@ -186,6 +186,6 @@ def _while_time(clock: Callable[[], float], until: float) -> Iterator[None]:
 
 
 def _is_as_good(one: Measured[Setting], best: Measured[Setting]) -> bool:
-    """Whether one does as well as the best, as far as laps that vary can tell."""
+    """Return whether a setting does as well as the best, as far as laps that vary can tell."""
     errors = [x.spread / math.sqrt(max(len(x.ratios), 1)) for x in (one, best)]
     return one.ratio >= best.ratio * (1.0 - max(CLOSE, sum(errors)))

@@ -13,13 +13,13 @@ _V2 = "_v2"
 
 
 class Setting(NamedTuple):
-    """How envs are spread and gathered.
+    """A way to spread envs over workers and to gather their timesteps.
 
     Attributes:
-        kind: registry key.
-        num_workers: None is one for each env; `auto` what the launch finds out.
+        kind: registry key of the manager.
+        num_workers: None is a worker for each env; `auto` is the number that the launch finds out.
         wait_num: timesteps to gather; infinity for all of them.
-        spare_env_num: spares.
+        spare_env_num: number of spares.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
         return ", ".join(parts)
 
     def as_config(self) -> dict[str, Any]:
-        """Return the keys of a manager's config."""
+        """Return the setting as keys of a manager's config."""
         return {
             "type": self.kind,
             "num_workers": self.num_workers,
@@ -85,5 +85,5 @@ def changes_of(setting: Setting, now: Setting) -> dict[str, Any]:
 
 
 def without_workers(setting: Setting) -> Setting:
-    """Return the kind that runs envs in the trainer's process and shows batches as this one."""
+    """Return the setting that runs envs in the trainer's process, with the same form of batches."""
     return Setting("base" + (_V2 if setting.kind.endswith(_V2) else ""))

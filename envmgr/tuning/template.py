@@ -15,7 +15,7 @@ from envmgr.texts import short_time
 _WIDTH = 96
 _LEAST_STEP_LIMIT_S, _LEAST_RESET_LIMIT_S = 10.0, 60.0
 _PATIENCE = 50
-"""How many times as long as the longest that was seen a step or a reset may take."""
+"""A step or a reset may take this many times as long as the longest one that was seen."""
 
 
 _SHARED_WORKERS = "num_workers: auto             # one env is tried at launch; null: a process each"
@@ -27,11 +27,11 @@ class Tried(NamedTuple):
 
     Attributes:
         profile: figures of a `Profile`.
-        spaces: of observations and actions, as text.
+        spaces: spaces of observations and actions, as text.
         n_steps: how many steps were taken through a manager.
         allow_import: modules that had to be allowed.
-        loses_workers: whether it has ended its process, or had to be ended with it.
-        where: where the config can be run, if that is not everywhere: a sentence.
+        loses_workers: whether the env has ended its process, or had to be ended with it.
+        where: a sentence that says where the config can be run; empty if that is everywhere.
     """
 
     profile: Mapping[str, Any]
@@ -54,10 +54,10 @@ def config_text(
     """Return a commented config.
 
     Args:
-        name: of the env.
-        key: of the section `env`, under which it belongs.
-        env_num: how many.
-        path: of the file, for the commands in its comments.
+        name: name of the env.
+        key: key of the section `env` under which the name belongs.
+        env_num: how many envs.
+        path: path of the file, for the commands in its comments.
         tried: what was seen of the env; None if it is still to be tried.
         kwargs: arguments of the env.
     """
@@ -122,7 +122,7 @@ def _head(name: str, path: str, tried: Tried | None) -> str:
 
 
 def _limit(longest_s: float, least_s: float) -> float:
-    """Return a time limit that nothing sound exceeds: a round number of seconds."""
+    """Return a time limit that no sound env exceeds: a round number of seconds."""
     wanted = max(least_s, _PATIENCE * longest_s)
     scale = 10 ** math.floor(math.log10(wanted))
     return float(math.ceil(wanted / scale) * scale)

@@ -24,7 +24,7 @@ from envmgr.worker.profiling import Profile
 _PROFILE_SHARE, _MOST_PROFILE_S = 0.1, 3.0
 _LEAST_SHARE = 0.2
 _PATIENCE_S, _PATIENCE_SHARE = 10.0, 0.25
-"""How long envs in one process may take to start, or hang: in seconds, and of all the time."""
+"""How long envs in one process may take to start, or hang: seconds, and a share of all the time."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Row:
 
     Attributes:
         measured: steps per second, at the pace of all laps; None if it was not measured.
-        ratio: how it did beside the present setting, the median over laps.
-        spread: half of the middle range of those ratios, as a part of their median.
+        ratio: its speed relative to the present setting, the median over laps.
+        spread: half of the interquartile range of those ratios, relative to their median.
         error: why it cannot be run; empty if it can.
         note: what `num_workers: auto` has become, and why.
         is_choice: whether it can be the best one.
@@ -51,13 +51,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of tuning.
+    """The result of tuning.
 
     Attributes:
         worker_bytes: memory of a worker with one env, not shared with others; None if unknown.
         now: the present setting.
-        rows: of all settings; those that were measured first, the fastest of them first.
-        changes: keys of the manager's config for the best setting.
+        rows: rows of all settings: first those that were measured, with the fastest at the top.
+        changes: keys of the manager's config that the best setting changes.
     """
 
     profile: Profile
@@ -84,16 +84,17 @@ def tune(
     """Find the setting of a config that steps its envs fastest here.
 
     Args:
-        config: of the manager, with every key.
-        factories: of the envs.
-        seconds: about how long it may take, with closing, which takes no longer than one launch.
+        config: config of the manager, with every key.
+        factories: factories of the envs.
+        seconds: about how long tuning may take, closing included, which takes no longer than one
+            launch.
         kinds: registry keys to try; empty for those with workers.
         policy_of: returns the policy for a launched manager; None acts at random, at no cost.
-        say: told what is being done.
+        say: called with what is being done.
 
     Raises:
-        ConfigError: the envs count for a cap that managers share.
-        EnvManagerError: the env cannot be built and stepped, or with no setting.
+        ConfigError: `limits.shared` or `limits.starts_per_s` is set, which trials would use up.
+        EnvManagerError: the env cannot be built and stepped, or no setting can be run.
     """
     end = time.monotonic() + seconds
     env_num = len(factories)
@@ -151,7 +152,7 @@ def tune(
 
 
 def _refuse_limits(config: Mapping[str, Any]) -> None:
-    """Refuse limits that settings would wait for each other's envs under, or exceed together."""
+    """Refuse limits that make settings wait for each other's envs, or that they exceed together."""
     limits = config.get("limits") or {}
     shared, starts_per_s = limits.get("shared"), limits.get("starts_per_s")
     if starts_per_s:
@@ -190,7 +191,7 @@ def _try_one(config: Mapping[str, Any], factories: Sequence[EnvFactory], seconds
 
 
 def _note(course: Course) -> str:
-    """Return what `num_workers: auto` has become, and why; empty if it is not that."""
+    """Return what `num_workers: auto` has become, and why; empty if it is not `auto`."""
     found = course.manager.stats().get("calibration")
     return "" if found is None else f"{found['num_workers']}: {found['reason']}"
 

@@ -17,16 +17,16 @@ _Path = tuple[str, ...]
 def edited(text: str, changes: Mapping[_Path, Any], notes: Mapping[_Path, str]) -> str:
     """Return a config's text with some values changed or added.
 
-    Where the text cannot be edited so that it says just that (anchors, odd layouts), the whole is
+    Where the text cannot be edited so that it says just that (anchors, odd layouts), all of it is
     written anew, without its comments.
 
     Args:
         text: YAML that `load_config` reads.
-        changes: by the path of their keys.
+        changes: new values by the path of their keys.
         notes: comments for changed lines, likewise.
 
     Raises:
-        ConfigError: the text is no YAML of a mapping.
+        ConfigError: the text is not YAML of a mapping.
     """
     wanted = load_yaml(text, "the config")
     wanted = {} if wanted is None else wanted
@@ -98,9 +98,9 @@ def _replaced(text: str, node: yaml.Node, value: Any, note: str) -> str:
 def _inserted(
     text: str, first: int, last: int, indent: int, path: _Path, value: Any, note: str
 ) -> str:
-    """Return the text with lines for a path in a mapping: behind its last line, if not elsewhere.
+    """Return the text with lines for a path added to a mapping, by default behind its last line.
 
-    Where the key stands as a comment, in the mapping or behind it, it takes that line's place.
+    If the key stands as a comment, in the mapping or behind it, the lines take that line's place.
     """
     lines = text.split("\n")
     new = [f"{' ' * (indent + 2 * k)}{part}:" for k, part in enumerate(path)]

@@ -1,1 +1,1 @@
-"""What the trainer and its hosts both know: messages, settings, and the memory that they share."""
+"""What the trainer and its hosts have in common: messages, settings, and shared memory."""

@@ -1,12 +1,12 @@
 """Observation buffers: how observations get from a host to the parent.
 
-Observations of a fixed layout are written into an arena in shared memory, which has for each leaf
-one array `(buffers, env_num, *shape)`. The observations of an env take its buffers in turn; those
-of steps and those of resets each have a cycle of their own. The reply names the buffer. So envs
-that are stepped together are in the same buffer, and their batch is one slice of the array,
-whichever episodes have ended. There are enough buffers for a view that was handed out to stay valid
+Observations of a fixed layout are written into an arena in shared memory, which has one array
+`(buffers, env_num, *shape)` for each leaf. Each env uses its buffers in turn, with one cycle for
+the observations of steps and another one for those of resets. The reply names the buffer. So envs
+that are stepped together use the same buffer, and their batch is one slice of the array, no matter
+which episodes have ended. There are enough buffers for a view that was handed out to stay valid
 as long as promised: see `Buffers`. Without an arena, or without a fixed layout, the reply carries
-the observation itself. A text is in the arena as an array of bytes, if it is not too long.
+the observation itself. A text is stored in the arena as an array of bytes, if it is not too long.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Buffers:
     """How many observations of an env are kept, each in a buffer of its own.
 
     Attributes:
-        steps: how many of its steps; they are in the buffers 0 to `steps - 1`.
-        resets: how many of its resets; their buffers follow.
+        steps: how many observations of steps are kept; their buffers are 0 to `steps - 1`.
+        resets: how many observations of resets are kept; their buffers come after those of steps.
     """
 
     steps: int
@@ -36,11 +36,11 @@ class Buffers:
 
     @property
     def count(self) -> int:
-        """How many buffers there are together."""
+        """The total number of buffers."""
         return self.steps + self.resets
 
     def after(self, buffer: int) -> int:
-        """Return the buffer that its next observation of the same kind takes."""
+        """Return the buffer for the env's next observation of the same kind: step or reset."""
         if buffer < self.steps:
             return (buffer + 1) % self.steps
         return self.steps + (buffer + 1 - self.steps) % self.resets
@@ -50,14 +50,14 @@ CopyOnGet = Literal[True, False, "until_send", "checked"]
 """Whether observations are copied out of shared memory, or how long views of it stay valid."""
 
 COPIED = Buffers(2, 2)
-"""The newest observation stays while the next one is written, which may fail half-way."""
+"""The newest observation stays intact while the next one is written: that may fail half-way."""
 
 VIEWED = Buffers(3, 3)
 """A view stays valid through two more steps of its env, both of which may end an episode."""
 
 
 def buffers_for(copy_on_get: CopyOnGet) -> Buffers:
-    """Return how many observations are kept."""
+    """Return how many observations of each env are kept."""
     return COPIED if copy_on_get in (True, "until_send") else VIEWED
 
 
@@ -72,11 +72,11 @@ class Placement:
         nbytes: the size of the whole memory.
         rows: how many envs share the arena.
         row: this env's row in it.
-        step_buffer: the buffer for the next step; never one whose view is in use.
+        step_buffer: the buffer for the env's next step; never one with a view that is in use.
         reset_buffer: likewise for its next reset.
         block: the columns that its steps may be posted in; None if they go by message.
         host_index: which of the manager's hosts serves it.
-        action_kind: which of the kinds of actions in the block it takes.
+        action_kind: which of the block's kinds of actions the env takes.
         info_forms: `(number, fields)` of the forms that infos may be written in.
     """
 
@@ -96,12 +96,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class ObservationRules:
-    """How observations are checked, on the side of the env.
+    """How observations are checked on the env's side.
 
     Attributes:
         strict_dtype: refuse casts.
         refuse_non_finite: refuse NaN and infinities in float leaves.
-        copy_free_form: copy observations without fixed layout, where no process boundary does.
+        copy_free_form: copy observations without a fixed layout, where no process boundary copies
+            them.
     """
 
     strict_dtype: bool = False
@@ -115,9 +116,9 @@ def plan_placements(
     """Lay out one memory for all envs: one arena for each distinct layout.
 
     Args:
-        layouts: the layout of each env_id; None takes no room.
-        buffers: how many observations are kept.
-        offset: bytes of the memory that something else takes before the first arena.
+        layouts: the layout of each env_id; None for an env that gets no room.
+        buffers: how many observations of each env are kept.
+        offset: how many bytes of the memory before the first arena are used for something else.
 
     Returns:
         The placement of each env_id, and the size of the memory in bytes.

@@ -1,10 +1,11 @@
 """The shared block: what a step needs, as columns in shared memory with one row for each env.
 
-The parent writes an env's action, and then the token of the step into `requests`: it says which
-request this is, of which generation of the env. The host writes reward and flags (the observation
-is in its arena by then), and then the same token into `replies`. So a reply is valid exactly if its
-token is the one that the parent awaits; a late reply, or one of an env that was renewed since,
-never is. The column `resets` does the same for episodes that the host has begun.
+The parent writes an env's action, and then the token of the step into `requests`. The token says
+which request this is, and for which generation of the env. The host writes the reward and the flags
+(the observation is in its arena by then), and then the same token into `replies`. So a reply is
+valid if and only if its token is the one that the parent awaits; a late reply, or one from an env
+that has been renewed since, is never valid. The column `resets` does the same for episodes that the
+host has begun.
 
 One side writes the token last, the other reads it first. Only on x86-64 do processors keep that
 order; elsewhere steps go by message.
@@ -32,11 +33,11 @@ _WORDS = 8
 _BY_HOST = frozenset(
     ("posted", "finished", "messages_sent", "running", "since", "sleeping", "n_events")
 )
-"""Columns whose items have a cache line each, since writing to a shared line makes others wait."""
+"""Columns with a cache line for each item, since writes to a shared line make others wait."""
 
 
 INFO_BYTES = 1024
-"""Room for one info; larger ones go by message. Memory that nobody writes to takes no room."""
+"""Room for one info; larger infos go by message. Memory that is never written to takes no room."""
 
 _REQUEST_BITS = 44
 MAX_REQUEST_ID = (1 << _REQUEST_BITS) - 1
@@ -60,8 +61,9 @@ RESETS = AfterStep.RESETS << AFTER_SHIFT
 RESETS_IN_NEXT_STEP = AfterStep.RESETS_IN_NEXT_STEP << AFTER_SHIFT
 NEXT_STEP_END = DONE | ENDING_GIVEN_BIT | RESETS_IN_NEXT_STEP
 PLAIN_END_BITS = DONE | ENDING_GIVEN_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
-"""An episode has ended, and its host begins the next one, now or in the next step: with these bits
-and no others there is nothing else to the reply, if its reward is a float, as kind 0 is."""
+"""The mask for plain ends: an episode has ended, and its host begins the next one, now or in the
+next step. If the flags of a reply under this mask are those of PLAIN_END or NEXT_STEP_END, it says
+nothing else, provided that its reward is a float, which is kind 0."""
 
 
 def token_of(generation: int, request_id: int) -> int:
@@ -75,14 +77,14 @@ def request_of(token: int) -> tuple[int, int]:
 
 
 def generation_of(tokens: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the tokens of request 0 in the generations of these tokens."""
+    """Return, for each token, the token of request 0 in the same generation."""
     found: npt.NDArray[np.uint64] = tokens & np.uint64(GENERATION_BITS)
     return found
 
 
 GENERATION_BITS = 0xFFFF << _REQUEST_BITS
 
-# Bits of what is posted: when a host rings, and whether there is more than steps.
+# Bits of a value in `posted`: when a host rings, and whether more than steps is posted.
 RING_MASK = 3
 RING_LAST, RING_ONCE, RING_EACH = 0, 1, 2
 """When a host rings for what was posted: at the end, if it is the last host of the batch to finish;
@@ -93,7 +95,7 @@ POSTING_BITS = 3
 
 
 def posting_of(request_id: int, bits: int) -> int:
-    """Return what is written into `posted`: different each time, and larger.
+    """Return the value to write into `posted`: larger each time, and so never the same.
 
     Args:
         request_id: the id of the posted requests, which grows.
@@ -103,22 +105,23 @@ def posting_of(request_id: int, bits: int) -> int:
 
 
 def block_is_possible() -> bool:
-    """Whether this platform keeps the order of writes and has doorbells."""
+    """Return whether this platform keeps the order of writes and has doorbells."""
     return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "eventfd")
 
 
 class HandedOver:
-    """Infos of envs that run in the trainer's own process: they are handed over as they are.
+    """Infos of envs that run in the trainer's own process, handed over as they are.
 
-    What is in here is nobody else's: who puts an info in makes a copy of it, and who takes it out
-    hands it on. Until the next one is put in it can be taken out again, after an interrupt.
+    The infos in here are not shared: the code that puts an info in copies it first, and the code
+    that takes it out passes it on. Until the next info is put in, the old one can be taken out
+    again, after an interrupt.
 
     Args:
         env_num: how many envs there are.
 
     Attributes:
-        infos: of the newest steps, by env_id, of those that have one.
-        reset_infos: likewise of the newest resets.
+        infos: by env_id, the info of the env's newest step, if that has one.
+        reset_infos: likewise for the newest reset.
     """
 
     def __init__(self, env_num: int) -> None:
@@ -138,7 +141,7 @@ class BlockPlan:
         measures: whether hosts record how long steps and resets take.
         events: how many of its latest actions each host records.
         more_actions: the layouts of the other kinds, where action spaces differ.
-        handed_over: infos of envs in the trainer's own process; None where hosts are others.
+        handed_over: infos of envs in the trainer's own process; None for other hosts.
     """
 
     env_num: int
@@ -152,7 +155,7 @@ class BlockPlan:
 
     @property
     def nbytes(self) -> int:
-        """The size of the block, which stands at the beginning of the memory."""
+        """The size of the block, which is at the beginning of the memory."""
         return sum(aligned(_nbytes(shape, dtype)) for _, shape, dtype in self._columns())
 
     def _columns(self) -> list[tuple[str, tuple[int, ...], Any]]:
@@ -204,15 +207,16 @@ _FENCE = threading.Lock()
 
 
 def fence() -> None:
-    """Make what was written before visible to others before anything is read after.
+    """Make earlier writes visible to other processes before anything is read afterwards.
 
-    A process that goes to sleep says so in `sleeping`, and then looks once more whether there is
-    something to do. A process that has work for it writes that, and then looks whether the other
-    one sleeps and has to be rung for. At least one of them sees what the other wrote, but only if
-    the processor does not let the read overtake the write before it. x86-64 does let it, except at
-    a locked instruction. Taking a free lock is such an instruction, and so is giving it back. If
-    this is interrupted in between, the next call gives the lock back. Code that cannot be
-    interrupted may use `with` and a lock of its own, which is as good and costs no call.
+    A process that goes to sleep says so in `sleeping`, and then checks once more whether there is
+    something to do. A process that has work for it writes the work, and then checks whether the
+    other one is asleep and has to be rung for. At least one of them sees what the other wrote, but
+    only if the processor does not let the read overtake the write before it. x86-64 allows that,
+    except at a locked instruction. Taking a free lock executes such an instruction, and so does
+    releasing it. If this function is interrupted in between, the next call releases the lock. Code
+    that cannot be interrupted may use `with` and a lock of its own, which works as well and saves
+    the call.
     """
     is_taken = False
     while not is_taken:
@@ -224,12 +228,12 @@ def fence() -> None:
 
 
 def items(column: Array) -> Any:
-    """Return a column whose numbers are read and written one by one, at half of an array's cost."""
+    """Return a view of a column that accesses single numbers at half the cost of an array."""
     return memoryview(column)  # type: ignore[arg-type]
 
 
 class Block:
-    """The columns over a memory.
+    """The columns of a block, as arrays over its memory.
 
     Args:
         memory: at least `plan.nbytes` bytes, all zero at first.
@@ -239,15 +243,15 @@ class Block:
         posted: (n_hosts,) changes when something is posted for a host, and says when the host is to
             ring: see `posting_of`.
         finished: (n_hosts,) the value of `posted` that a host has finished last.
-        messages_sent: (n_hosts,) changes when a message is sent to a host, so that one which
-            takes steps all the time need not make a system call to find out.
+        messages_sent: (n_hosts,) changes when a message is sent to a host, so that a host that
+            takes steps all the time can find out without a system call.
         running: (n_hosts,) the env that a host runs, plus one; 0 while it runs none.
         since: (n_hosts,) when that began or ended, on the monotonic clock.
         sleeping: (n_hosts + 1,) whether a host, or the parent (the last), has to be rung for: see
             `fence`.
         requests: (env_num,) the token of the step to be taken.
-        reset_requests: (env_num,) the token of the reset to be run, without a seed, and with the
-            params of the env's present plan, which stays. It is run after the steps of the same
+        reset_requests: (env_num,) the token of the reset to be run. It has no seed, and the params
+            of the env's present plan, which stays in force. It is run after the steps of the same
             batch.
         replies: (env_num,) the token of the step that was taken.
         resets: (env_num,) the token of the reset that was run, or of the step after which an
@@ -260,12 +264,12 @@ class Block:
         infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made, or a record of
             `info_forms.InfoForm`.
         reset_infos: likewise.
-        info_forms: (env_num,) of which form that record is; 0 for what an `InfoEncoder` made.
+        info_forms: (env_num,) the number of that record's form; 0 for what an `InfoEncoder` made.
         reset_info_forms: likewise.
         n_events: (n_hosts,) how many events each host has recorded, ever.
         events: (n_hosts, plan.events, NUMBERS) the latest of these; see the module `timeline`.
         latencies: (2, env_num, NUMBERS) how long steps, and resets, took; see the module
-            `latencies`. Without rows, unless that is measured.
+            `latencies`. It has no rows if that is not measured.
         actions_of: for each kind of actions, per leaf (env_num, *shape).
         actions: those of the first kind.
     """

@@ -1,4 +1,4 @@
-"""The board of a manager: a file from which other processes (`envmgr top`) read how its envs are.
+"""The board of a manager: a file where other processes (`envmgr top`) read how its envs are doing.
 
 The board is a file without a name. Only the trainer writes it, now and then. Processes of the same
 user find it among the open files of the trainer (`/proc/<pid>/fd`) and read it. So the trainer need
@@ -34,7 +34,7 @@ TEXT_BYTES = 2048
 _TRIES = 50
 
 _MOST_ENVS = 2 * MAX_ENV_NUM
-"""With spares. What a header says is allocated, and gone through, by who reads the board."""
+"""Spares included. A reader of a board allocates, and goes through, as much as its header says."""
 
 
 @unique
@@ -55,7 +55,7 @@ class Activity(IntEnum):
 
     @property
     def label(self) -> str:
-        """What it is called in a dump."""
+        """The activity's name in a dump."""
         return _LABELS[self]
 
 
@@ -80,10 +80,11 @@ class BoardPlan(NamedTuple):
     """How large a board is, and whose it is.
 
     Attributes:
-        pid: of the trainer.
+        pid: the pid of the trainer.
         kind: `manager.type`.
-        total: envs and spares.
-        latencies: numbers of `wire.latencies` of each env and kind; 0 if none are measured.
+        total: how many envs and spares there are.
+        latencies: how many numbers of `wire.latencies` there are for each env and kind; 0 if none
+            are measured.
         number: grows with each launch in the trainer's process, so that managers can be told apart.
     """
 
@@ -131,29 +132,31 @@ def _aligned(nbytes: int) -> int:
 
 
 class Board:
-    """The columns of a board over a memory.
+    """The columns of a board, as arrays over its memory.
 
     Args:
-        memory: of `plan.nbytes` bytes.
-        plan: how large it is.
+        memory: `plan.nbytes` bytes.
+        plan: how large the board is.
 
     Attributes:
-        plan: how large it is, and whose.
-        version: (1,) odd while it is written.
-        looked_at: (1,) when it was written last, on the monotonic clock, which is the same for all
-            processes of a machine.
+        plan: how large the board is, and whose.
+        version: (1,) odd while the board is being written.
+        looked_at: (1,) when the board was written last, on the monotonic clock, which is the same
+            for all processes of a machine.
         call: name of the public call that the trainer is in; empty if it is in code of its own.
-        call_since: (1,) since when, on that clock; at most so long ago as was looked.
+        call_since: (1,) when a look first found the trainer in that call, on that clock; the call
+            may have begun earlier.
         where: the innermost Python calls of the trainer's main thread.
         counters: see `COUNTERS`.
-        pids: (n_hosts,) of worker processes; 0 where there is none.
+        pids: (n_hosts,) the pids of worker processes; 0 where there is none.
         states: (total,) numbers of `EnvState`.
         activities: (total,) numbers of `Activity`.
         hosts: (total,) index of each env's host.
-        since: (total,) since when state, activity and request are what they are.
-        generations, episodes, failed: (total,) of each, renewals, ended episodes and failures.
-        errors: (total, TEXT_BYTES) the last failure of each.
-        latencies: (2, total, plan.latencies) those of steps, and of resets.
+        since: (total,) since when each env has had its present state, activity and request.
+        generations, episodes, failed: (total,) how many renewals, ended episodes and failures each
+            env has had.
+        errors: (total, TEXT_BYTES) the last failure of each env.
+        latencies: (2, total, plan.latencies) the latencies of steps, and of resets.
     """
 
     version: npt.NDArray[np.uint64]
@@ -183,7 +186,7 @@ class Board:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Make readers wait, or look again, while this is open."""
+        """Make readers wait, or read again, while this context is open."""
         self.version += np.uint64(1)
         try:
             yield
@@ -191,9 +194,9 @@ class Board:
             self.version += np.uint64(1)
 
     def read(self) -> Board:
-        """Return a copy of the columns at one moment, which does not change.
+        """Return a copy of the columns as they are at one moment; the copy does not change.
 
-        Of a trainer that was stopped or killed while it wrote, the copy is of what there is.
+        If the trainer was stopped or killed while it wrote, the copy has whatever is there.
         """
         copied = bytearray(self.plan.nbytes)
         copy = Board(copied, self.plan)
@@ -223,11 +226,11 @@ class PostedBoard:
     """A board of this process, for others to find.
 
     Args:
-        plan: how large it is.
+        plan: how large the board is.
 
     Attributes:
-        board: to be written; None once it is closed.
-        fd: of the file; None where there are no such files.
+        board: the board to write to; None once it is closed.
+        fd: the fd of the file; None on platforms without such files.
 
     Raises:
         OSError: there are no more fds, or no more memory.
@@ -251,7 +254,7 @@ class PostedBoard:
         OPEN.add(self)
 
     def close(self) -> None:
-        """Keep other processes from finding the board any more."""
+        """Close the board, so that other processes no longer find it."""
         OPEN.discard(self)
         self.board = None  # with the memory, which has an fd of its own
         fd, self.fd = self.fd, None
@@ -263,22 +266,23 @@ OPEN: weakref.WeakSet[PostedBoard] = weakref.WeakSet()
 
 
 def own_boards() -> list[Board]:
-    """Return the boards of this process; from any thread."""
+    """Return the boards of this process; may be called from any thread."""
     boards = [posted.board for posted in list(OPEN)]
     return [board for board in boards if board is not None and board.plan.pid == os.getpid()]
 
 
 def board_in(fd: int) -> Board:
-    """Return a copy of the board in a file, at one moment; see `Board.read`.
+    """Return a copy of the board in a file, as it is at one moment; see `Board.read`.
 
-    It is read, not mapped: who has it open can cut it, and then what is mapped is gone (SIGBUS).
+    The file is read, not mapped: any process that has it open can truncate it, and then access to
+    the mapped memory fails (SIGBUS).
 
     Args:
-        fd: of what was found.
+        fd: the fd of the file that was found.
 
     Raises:
-        UnreadableRunError: it is none, or none of this version, or not whole.
-        OSError: it cannot be read.
+        UnreadableRunError: the file is no board, or is of another version, or is not whole.
+        OSError: the file cannot be read.
     """
     plan = _plan_in(os.pread(fd, HEADER_BYTES, 0), os.fstat(fd).st_size)
     for _ in range(_TRIES):
@@ -291,15 +295,15 @@ def board_in(fd: int) -> Board:
 
 
 def _version_in(fd: int) -> int:
-    """Return what is in the first column of the board in a file."""
+    """Return the value of `version`, the first column, of the board in a file."""
     return int.from_bytes(os.pread(fd, 8, HEADER_BYTES), sys.byteorder)
 
 
 def _plan_in(head: bytes, nbytes: int) -> BoardPlan:
-    """Return how large the board is whose header, and whose size, this is.
+    """Return the plan in the header of a board, checked against the size of its file.
 
     Raises:
-        UnreadableRunError: it is none, or none of this version, or not whole.
+        UnreadableRunError: the file is no board, or is of another version, or is not whole.
     """
     try:
         header: Mapping[str, Any] = json.loads(head.rstrip(b"\0"))

@@ -1,6 +1,6 @@
 """Frames over the two ends of a connection to a host.
 
-A connection is a pair of pipes, which cost half of what a socket pair does. The parent's ends never
+A connection is a pair of pipes, which cost half as much as a socket pair. The parent's ends never
 block, so that a host which does not read cannot hold the trainer up.
 """
 
@@ -18,13 +18,15 @@ _PIPE_BYTES = 1 << 16
 _READ_BYTES = _PIPE_BYTES  # larger buffers cost more to allocate
 
 BELL, BELL_ASKED = b"\0", b"\1"
-"""Single bytes between frames, no frame begins so: look at the block; look, and ring back."""
+"""Single bytes between frames; no frame begins with either. The first one says: look at the block.
+The second one says: look, and ring back."""
 
 _BELLS = BELL + BELL_ASKED
 
 BELL_VALUE, BELL_VALUE_ASKED = 1, 1 << 32
-"""The same, as it is added to the eventfd of a host that has one. When a process writes to a pipe,
-the kernel expects it to sleep, and wakes the reader on its core, before it can ring for others.
+"""The same bells, as values added to the eventfd of a host that has one. When a process writes to a
+pipe, the kernel expects the writer to sleep, and wakes the reader on the writer's core, before the
+writer can ring for others.
 """
 
 
@@ -33,13 +35,13 @@ class ChannelClosedError(ConnectionError):
 
 
 class Incoming(NamedTuple):
-    """What was read and is not a whole frame.
+    """Bytes that were read but are not a whole frame.
 
     Attributes:
         parts: the beginning of a frame.
-        n_bytes: the size of that.
+        n_bytes: how many bytes `parts` have.
         needed: how many bytes the frame has at least.
-        broken: what came is not a frame, and nothing after it is believed.
+        broken: the error if what arrived is not a frame; nothing after it is trusted.
     """
 
     parts: Sequence[bytes] = ()
@@ -49,15 +51,15 @@ class Incoming(NamedTuple):
 
 
 NOTHING_INCOMING = Incoming()
-"""All that was read are whole frames."""
+"""All bytes that were read belong to whole frames."""
 
 
 class FrameChannel:
     """Frames over two pipes: the parent's ends never block, the host's do.
 
     Args:
-        read_fd: what the other end writes comes out here; the channel owns it.
-        write_fd: what is written here, the other end reads; the channel owns it.
+        read_fd: the fd for reading what the other end writes; the channel owns it.
+        write_fd: the fd for writing what the other end reads; the channel owns it.
         blocking: whether `receive` and `send` wait.
 
     Attributes:
@@ -65,8 +67,8 @@ class FrameChannel:
         index: the index of that host.
         read_fd: becomes readable when there is something to receive.
         write_fd: becomes writable when `flush` can go on.
-        asked: a bell that wants an answer has come since the owner set this to False.
-        incoming: what was read and is not a whole frame.
+        asked: whether a bell that wants an answer has come since the owner set this to False.
+        incoming: bytes that were read but are not a whole frame.
     """
 
     host_id = index = 0
@@ -77,9 +79,9 @@ class FrameChannel:
             os.set_blocking(fd, blocking)
         self.read_fd = read_fd
         self.write_fd = write_fd
-        # Frames that are kept, and how much of them was taken, part by part: less than the first,
-        # but for what `flush` has just written. Replaced as a whole, so that an interrupt finds the
-        # one or the other.
+        # The frames that are kept, and how many bytes of them each write has taken. Together these
+        # are less than the first frame, except for what `flush` has just written. The tuple is
+        # replaced as a whole, so that an interrupt finds either the old one or the new one.
         self._sending: tuple[list[bytes], list[int]] = ([], [])
         self.incoming = NOTHING_INCOMING
 
@@ -96,11 +98,11 @@ class FrameChannel:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the other end has not taken everything yet; call `flush` when it can."""
+        """Whether the other end has not taken everything yet; call `flush` once it can."""
         return bool(self._sending[0])
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; without blocking, keep for `flush` what is not taken now.
+        """Send a frame; an end that does not block keeps for `flush` what is not taken now.
 
         Raises:
             ChannelClosedError: the other end is closed.
@@ -123,9 +125,9 @@ class FrameChannel:
     def write_each(
         channels: Sequence[FrameChannel], frames: Sequence[bytes], written: list[int]
     ) -> None:
-        """Write to several channels, none of which has anything that is unsent.
+        """Write to several channels, none of which has anything unsent.
 
-        Can be interrupted, and called again with the same.
+        The call can be interrupted, and repeated with the same arguments.
 
         Args:
             channels: ends that never block.
@@ -136,7 +138,7 @@ class FrameChannel:
         while len(written) < len(fds):
             start = len(written)
             try:
-                # In one go: no signal handler comes between the writing and the note of it.
+                # In one go: no signal handler can run between a write and the note of it.
                 written.extend(map(os.write, fds[start:], frames[start:]))
             except BlockingIOError:
                 written.append(0)
@@ -144,11 +146,11 @@ class FrameChannel:
                 written.append(-1)
 
     def keep(self, frame: bytes, n_bytes: int) -> None:
-        """Keep a frame for `flush`; once, however often this is called for it.
+        """Keep a frame for `flush`; only once, however often this is called with it.
 
         Args:
             frame: the frame.
-            n_bytes: how much of it was taken, if no other is kept.
+            n_bytes: how many bytes of it were taken; used only if no other frame is kept.
         """
         frames = self._sending[0]
         if not frames:
@@ -157,10 +159,10 @@ class FrameChannel:
             frames.append(frame)
 
     def ring(self, bell: bytes) -> None:
-        """Let the other end look at the block; nothing happens if it is gone.
+        """Tell the other end to look at the block; do nothing if that end is gone.
 
-        A bell that finds no room in the pipe is not needed: the other end looks at the block before
-        it waits for more, and there is something for it to read.
+        A bell that finds no room in the pipe is not needed: the other end then has something to
+        read, and looks at the block before it waits for more.
         """
         frames = self._sending[0]
         if frames:
@@ -172,7 +174,7 @@ class FrameChannel:
             return
 
     def flush(self) -> None:
-        """Send more of what is kept.
+        """Send more of the frames that are kept.
 
         Raises:
             ChannelClosedError: the other end is closed.
@@ -187,8 +189,8 @@ class FrameChannel:
                 if n_sent:
                     self._sending = (frames[n_sent:], [offset])
                     continue
-                # Small frames together; a large one alone, which is not copied by that: it would be
-                # for each part that the pipe takes.
+                # Small frames are joined. A large one is written alone, and so is not copied: if
+                # joined with others, it would be copied for each part that the pipe takes.
                 fits = takewhile(lambda size: size <= _PIPE_BYTES, accumulate(map(len, frames)))
                 n_frames = max(sum(1 for _ in fits), 1)
                 data = memoryview(b"".join(frames[:n_frames]))[offset:]
@@ -202,7 +204,7 @@ class FrameChannel:
     # -- receiving --------------------------------------------------------------------------
 
     def has_arrived(self) -> bool:
-        """Return whether `receive` has something to read, or the end to report; does not wait."""
+        """Return whether `receive` has bytes to read or a closed end to report; does not wait."""
         return bool(wait([self.read_fd], 0.0))
 
     def receive(self) -> Sequence[Frame]:
@@ -231,11 +233,12 @@ class FrameChannel:
     def read_each(channels: Sequence[FrameChannel], found: list[bytes | None]) -> None:
         """Read once from each of several channels.
 
-        Can be interrupted, and called again with the same.
+        The call can be interrupted, and repeated with the same arguments.
 
         Args:
             channels: ends that never block.
-            found: what each had; None if that is nothing, empty if the other end is closed.
+            found: the bytes read from each; None if there were none, empty if the other end is
+                closed.
         """
         fds = [channel.read_fd for channel in channels]
         while len(found) < len(fds):
@@ -248,9 +251,9 @@ class FrameChannel:
                 found.append(b"")
 
     def split(self, data: bytes) -> tuple[Sequence[Frame], Incoming]:
-        """Return the frames that are whole with these bytes, and what is `incoming` then.
+        """Return the frames that are whole with these bytes, and the new value of `incoming`.
 
-        That is left to the caller to replace: until then it can be called again.
+        It is left to the caller to replace `incoming`: until then, this can be called again.
         """
         parts, n_bytes, needed, broken = self.incoming
         if broken is not None:

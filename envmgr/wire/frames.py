@@ -3,9 +3,9 @@
 A frame is a fixed header and a pickled payload. The header carries env_id, generation and request
 id, so that a late or foreign reply is recognised without looking at the payload; magic, version and
 a cap on the length make garbage visible at once. Two checksums, of the header and of the payload,
-show damage before a wrong length is waited for or anything is unpickled: one flipped bit can have a
-pickle import another module or take 64 GiB of memory. They do not protect from anybody who means
-harm (see docs/security.md).
+show damage before the receiver waits for a wrong length or unpickles anything: one flipped bit can
+make a pickle import another module or take 64 GiB of memory. The checksums do not protect against
+anybody who means harm (see docs/security.md).
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class FrameError(ValueError):
 def encode(message: Message, *, has_main: bool = True) -> bytes:
     """Return a message as one frame.
 
-    Objects that plain pickle refuses (lambdas, classes of functions) go through cloudpickle.
+    Objects that plain pickle refuses (lambdas, classes defined in functions) go through
+    cloudpickle.
 
     Args:
         message: the message.
-        has_main: the receiver has the same `__main__`. Else objects from there go through
-            cloudpickle, too, which makes them anew, or finds them again, on the other side.
+        has_main: whether the receiver has the same `__main__`. If not, objects from there go
+            through cloudpickle, too, which recreates them, or finds them again, on the other side.
 
     Raises:
         FrameError: the payload cannot be pickled, or is larger than `MAX_PAYLOAD_BYTES`.
@@ -58,7 +59,7 @@ def encode(message: Message, *, has_main: bool = True) -> bytes:
 
 
 def pack(message: Message, *, has_main: bool = True) -> Frame:
-    """Return a message as a frame that is not in bytes yet, for what carries objects by itself.
+    """Return a message as a frame that is not bytes yet, for transports that carry objects.
 
     Args:
         message: the message.
@@ -105,7 +106,10 @@ class Frame(NamedTuple):
     """A frame whose payload is still pickled.
 
     Attributes:
-        header: op, env_id, generation, request_id.
+        op: an `Op`.
+        env_id: the env it is for, or from.
+        generation: which env of that id.
+        request_id: the number of the request.
         body: the pickled payload.
     """
 
@@ -116,14 +120,14 @@ class Frame(NamedTuple):
     body: bytes | bytearray | memoryview
 
     def encoded(self) -> bytes:
-        """Return it as bytes, as `encode` does."""
+        """Return the frame as bytes, as `encode` does."""
         return _framed(*self)
 
     def message(self, buffers: Sequence[bytearray] = ()) -> Message:
         """Unpickle the payload.
 
         Args:
-            buffers: those that are not part of the pickle, in their order.
+            buffers: the buffers that are not part of the pickle, in order.
 
         Raises:
             FrameError: the payload cannot be unpickled, or would end this process.
@@ -170,7 +174,7 @@ def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | Non
 
 
 def needed_for(data: bytes) -> int:
-    """Return how many bytes a frame has at least that begins with `data`, which was found sound."""
+    """Return the least size in bytes of a frame that begins with `data`, which was found sound."""
     if len(data) < HEADER_BYTES:
         return HEADER_BYTES
     length: int = _HEADER.unpack_from(data)[6]

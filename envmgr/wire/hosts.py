@@ -1,4 +1,4 @@
-"""What a host is told before it starts: its envs, its settings, and those of its process."""
+"""What a host is told before it starts: its envs, its settings, and the settings of its process."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ class HostSettings:
     Attributes:
         rules: how observations are checked.
         refuse_non_finite_rewards: treat NaN and infinite rewards as malformed.
-        observation_space: given by the user, in place of the env's own; None keeps the env's.
+        observation_space: the user's space in place of the env's own; None keeps the env's.
         action_space: likewise.
-        max_episodes: episodes of all envs of the host after which the worker asks to be replaced;
-            None never.
-        max_rss_bytes: resident memory at which it asks; None never.
+        max_episodes: after how many episodes, of all envs of the host together, the worker asks to
+            be replaced; None: never.
+        max_rss_bytes: at how much resident memory the worker asks to be replaced; None: never.
         propagate: exceptions that are not the env's and pass through (Ctrl-C, in the trainer).
         announced: operations that the host announces with BEGAN before it runs one.
         batches: which env_ids of the manager are the rows of batched envs; one host serves all
             rows of a batch.
-        measures: whether how long steps and resets take is written into the block.
+        start_steps: the most random steps that an env takes within its first reset.
+        measures: whether the durations of steps and resets are written into the block.
         events: how many events each host records there.
-        save_every: steps after which the state of an env is saved, to resume from; None never.
-        copies_states: whether envs that do not give their state themselves are copied for it.
-        carries: replies by message carry observations, also those that have a place in an arena.
+        save_every: after how many steps the state of an env is saved, to resume from; None: never.
+        copies_states: whether envs that do not give their state themselves are copied instead.
+        carries: whether replies by message carry even observations that have a place in an arena.
     """
 
     rules: ObservationRules = field(default_factory=ObservationRules)
@@ -57,14 +58,15 @@ class WorkerSettings:
     """How worker processes are set up.
 
     Attributes:
-        threads: math threads of each worker (OpenMP, MKL, OpenBLAS, torch); None leaves them.
-        affinity: the cores of each worker, by its index; None leaves them.
+        threads: math threads of each worker (OpenMP, MKL, OpenBLAS, torch); None leaves their
+            number as it is.
+        affinity: the cores of each worker, by its index; None leaves the affinity as it is.
         allow: glob patterns of the environment variables that workers keep.
-        deny: glob patterns of those that they do not.
-        set: variables set in them.
+        deny: glob patterns of the environment variables that workers do not keep.
+        set: environment variables that are set in workers.
         daemon: whether envs are refused child processes of multiprocessing.
         spin_s: how long a worker watches the block before it sleeps; only where cores are free.
-        log: the folder of files that workers write into what they print; None: the trainer's
+        log: the folder of the files that workers print to; None: they print to the trainer's
             streams.
     """
 
@@ -79,13 +81,13 @@ class WorkerSettings:
 
 
 class EnvToBuild(NamedTuple):
-    """One env of a host to start.
+    """One env of a host that is to be started.
 
     Attributes:
         env_id: the env.
         generation: its generation.
-        request_id: request id of its HELLO. With UNANSWERED the host does not build it yet: RENEW
-            does.
+        request_id: request id of its HELLO. If this is UNANSWERED, the host does not build the env
+            yet: a RENEW has it built.
         factory: builds the env.
     """
 
@@ -97,12 +99,12 @@ class EnvToBuild(NamedTuple):
 
 @dataclass(frozen=True)
 class HostSpec:
-    """A host to start.
+    """A host that is to be started.
 
     Attributes:
         host_id: unique for the life of the transport.
-        index: its index among the manager's hosts; a host that replaces it has the same.
-        envs: the envs it serves, in the env in which it builds them.
+        index: its index among the manager's hosts; a host that replaces it has the same index.
+        envs: the envs it serves, in the order in which it builds them.
         settings: what the host needs to know.
     """
 
@@ -122,8 +124,8 @@ class WorkerSetup(NamedTuple):
 
     Attributes:
         envs: (env_id, generation, request id of its HELLO, index of its factory in `factories`) of
-            each env, in the env in which they are built.
-        factories: pickled, each once; not used by a process that was given them otherwise.
+            each env, in the order in which they are built.
+        factories: the pickled factories, each once; not used by a process that got them otherwise.
         host_index: the index of the host.
         settings: the settings of the host, pickled.
         worker: the settings of the process.
@@ -139,7 +141,7 @@ class WorkerSetup(NamedTuple):
 
 
 def hellos(envs: Iterable[tuple[int, int, int, Any]]) -> Iterator[Message]:
-    """Yield requests to build those of the envs that are to be built now."""
+    """Yield the requests to build those envs that are to be built now."""
     for env_id, generation, request_id, _ in envs:
         if request_id != UNANSWERED:
             yield Message(Op.HELLO, env_id, generation, request_id, None)

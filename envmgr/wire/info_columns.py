@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 OF_STEPS = frozenset(("terminated", "truncated"))
-"""What managers put into infos; batches have columns of their own for it."""
+"""Keys that managers put into infos; batches have columns of their own for these."""
 
 
 class _ValuesAndPresent(NamedTuple):
@@ -22,9 +22,9 @@ class InfoColumn(_ValuesAndPresent):
 
     Attributes:
         values: (k,) for numbers and bools of one type, (k, *shape) for arrays of one dtype and
-            shape; an object array (k,) for all else. Where there is none it is zero, or None.
+            shape; an object array (k,) for all else. It has zero, or None, where there is no value.
         present: (k,) bool: which of the infos have the key.
-        kind: the type of all values, exactly; None if they are of several.
+        kind: the exact type of all values; None if they are of several types.
     """
 
     kind: type | None = None
@@ -40,14 +40,15 @@ class InfoColumn(_ValuesAndPresent):
 
 
 class InfoColumns(dict[str, Any]):
-    """The columns of k infos: for each key an `InfoColumn`; for keys of dicts these columns again.
+    """The columns of k infos: an `InfoColumn` for each key, or `InfoColumns` for keys of dicts.
 
     Args:
-        columns: by key.
+        columns: the columns, by key.
         present: see below.
 
     Attributes:
-        present: (k,) bool: which of the infos there are; of inner ones, which have the key.
+        present: (k,) bool: which of the infos there are; for inner columns, which infos have the
+            key.
     """
 
     def __init__(self, columns: Mapping[str, Any], present: npt.NDArray[np.bool_]) -> None:
@@ -62,7 +63,7 @@ def columns_of(infos: Sequence[Any], *, hidden: frozenset[str] = OF_STEPS) -> In
     """Return infos as columns.
 
     Args:
-        infos: of which those that are no dicts have no values here.
+        infos: the infos; those that are not dicts have no values here.
         hidden: keys that are left out.
     """
     count = len(infos)
@@ -97,7 +98,7 @@ def without_ends(columns: InfoColumns) -> InfoColumns:
 
 
 def _column(count: int, positions: list[int] | slice, values: list[Any]) -> Any:
-    """Return a column of values at some positions, or at all."""
+    """Return a column with values at some positions, or at all of them."""
     first = values[0]
     kinds = set(map(type, values))
     at = range(count)[positions] if isinstance(positions, slice) else positions

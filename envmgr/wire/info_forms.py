@@ -1,13 +1,14 @@
 """Infos of stable form: records in shared memory, which are read as columns.
 
-Most envs say the same in every info: five floats, or three integers. What there is to know of such
-infos besides the values is their form (`InfoForm`): the keys in their order, and the exact type of
-each value. Both sides know the forms, so that a worker writes the values alone, in one go, and the
-trainer copies those of a whole batch at once. Each row says by a number which form its record is
-of; 0 is the number of infos that are there as a whole (see `infos`), whatever they are like.
+Most envs put the same kinds of values into every info: five floats, or three integers. All that
+such infos have besides the values is their form (`InfoForm`): the keys in their order, and the
+exact type of each value. Both sides know the forms, so that a worker writes only the values, in one
+go, and the trainer copies the values of a whole batch at once. Each row has the number of its
+record's form; 0 stands for an info of any kind that is there as a whole (see `infos`).
 
-A record begins with a word that has a bit for each value that is present (`episode` is there at the
-ends of episodes only), and the others are zero. Nothing in it is believed: see `RecordBatch`.
+A record begins with a word that has a bit for each value that is present (`episode` is present only
+at the ends of episodes); the other values are zero. Nothing in a record is trusted: see
+`InfoForm.batch`.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ from envmgr.spaces import Array, ValueMismatchError
 from envmgr.wire.info_columns import InfoColumn, InfoColumns
 
 MOST_FIELDS = 32
-"""So many values an info may have that goes as a record."""
+"""The most values that an info may have to go as a record."""
 
 RECORD_BYTES = 1024
-"""So large a record may be."""
+"""The most bytes that a record may have."""
 
 MOST_FORMS = 15
-"""So many forms there may be in one manager: numbers 1 to 15."""
+"""The most forms that one manager may have: numbers 1 to 15."""
 
 _LOOKED_AT = "abnormal"
-"""An info that says whether its step was abnormal goes as a whole: somebody has to look at it."""
+"""An info with this key, which says whether its step was abnormal, goes as a whole: it has to be
+looked at."""
 
 _MOST_KEY_CHARACTERS = 200
 _MOST_DEPTH = 8
@@ -49,8 +51,8 @@ _ALIGNMENT = 8
 _KNOWN_VARIANTS = 64
 
 FLOAT, INT, BOOL, TEXT, NONE, EMPTY = "float", "int", "bool", "str", "None", "{}"
-"""Kinds of values that are Python's; EMPTY is a dict with nothing in it. All other kinds are
-numpy's dtypes, as `dtype.str` has them."""
+"""Kinds of Python's values; EMPTY is a dict with nothing in it. All other kinds are numpy's dtypes,
+in the form of `dtype.str`."""
 
 _KIND_OF: dict[type, str] = {float: FLOAT, int: INT, bool: BOOL, str: TEXT, type(None): NONE}
 _TYPE_OF: dict[str, type] = {kind: python for python, kind in _KIND_OF.items()}
@@ -69,8 +71,8 @@ class InfoField(NamedTuple):
 
     Attributes:
         path: its keys, from the outermost inwards.
-        kind: of which type it is, exactly.
-        shape: of an array; None for all else.
+        kind: its exact type.
+        shape: the shape of an array; None for all else.
     """
 
     path: tuple[str, ...]
@@ -79,7 +81,7 @@ class InfoField(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """How the value lies in a record; a text with its length before it."""
+        """The dtype of the value in a record, where a text has its length before it."""
         if self.kind == TEXT:
             return np.dtype((np.uint8, (1 + _TEXT_BYTES,)))
         if self.kind in (NONE, EMPTY):
@@ -97,15 +99,15 @@ class InfoForm:
         fields: likewise.
         nbytes: the size of a record.
         offsets: where the values begin in a record.
-        dtype: of a record, with a field for each value.
-        names: of these fields.
-        types: of the values.
-        number_dtype: of the values, if all are numbers of one dtype; else None.
-        has_objects: some values are neither numbers nor arrays.
-        most_present: the presence of all of them.
+        dtype: the dtype of a record, with a field for each value.
+        names: the names of these fields.
+        types: the types of the values.
+        number_dtype: the dtype of the values, if all are numbers of one dtype; else None.
+        has_objects: whether some values are neither numbers nor arrays.
+        most_present: the presence word of an info that has all values.
 
     Raises:
-        ValueError: these are no fields, or too many, or too large.
+        ValueError: these are not the fields of an info, or too many, or too large.
     """
 
     def __init__(self, fields: Sequence[InfoField]) -> None:
@@ -138,7 +140,7 @@ class InfoForm:
         self.number_dtype = dtypes.pop() if are_numbers else None
         self.has_objects = any(field.kind in (TEXT, NONE, EMPTY) for field in self.fields)
         self.most_present = (1 << len(self.fields)) - 1
-        # What is to be looked at before it is read: which bytes are bools, and which are texts.
+        # What has to be checked before it is read: which bytes are bools, and which are texts.
         self._bools = [
             (offset, field.dtype.itemsize)
             for offset, field in zip(offsets, self.fields, strict=True)
@@ -160,7 +162,7 @@ class InfoForm:
         return f"InfoForm({self.fields!r})"
 
     def variant(self, presence: int) -> _Variant:
-        """Return what infos are like in which some of the values are present."""
+        """Return the variant of the form for infos in which some of the values are present."""
         found = self._variants.get(presence)
         if found is None:
             if len(self._variants) >= _KNOWN_VARIANTS:
@@ -174,9 +176,9 @@ class InfoForm:
     # -- forms of infos -----------------------------------------------------------------------
 
     def presence_in(self, fields: Sequence[InfoField]) -> int | None:
-        """Return which of the values infos with these fields have.
+        """Return the presence word of infos with these fields: a bit for each value that they have.
 
-        None if they are not of this form: they have others, or in another order.
+        None if they are not of this form: they have other values, or have them in another order.
         """
         presence, at = 0, 0
         for field in fields:
@@ -189,7 +191,7 @@ class InfoForm:
         return presence
 
     def with_all_of(self, other: InfoForm) -> InfoForm | None:
-        """Return the form of the infos of both; None if there is none."""
+        """Return a form that covers the infos of both forms; None if there is none."""
         merged = _merged(_nested(self.fields), _nested(other.fields))
         try:
             return None if merged is None else InfoForm(list(_flat(merged)))
@@ -205,14 +207,14 @@ class InfoForm:
         presence: int | None = None,
         odd: Sequence[int] = (),
     ) -> RecordBatch:
-        """Return the infos of records, which are copies, checked.
+        """Return the infos of copied records, after a check of the records.
 
         Args:
-            records: k records, one after another; they are kept.
+            records: k records, one after another; the batch keeps them.
             count: k.
             presence: the word that all of them begin with; None if that is not known.
-            odd: positions of those that are not of this form. They are made such of infos without
-                values.
+            odd: positions of those that are not of this form. They are overwritten with records of
+                infos without values.
 
         Raises:
             ValueMismatchError: one of them is malformed.
@@ -261,7 +263,7 @@ class InfoForm:
 
 
 def _is_sound(field: Any) -> bool:
-    """Whether this is a field; it may have come from anybody."""
+    """Return whether this is a valid field; it may have come from anybody."""
     if type(field) is not InfoField or type(field.path) is not tuple:
         return False
     path, kind, shape = field
@@ -282,11 +284,11 @@ def _is_sound(field: Any) -> bool:
 
 
 _PYTHONS = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
-"""What is in infos of single envs where a vector env has a column of numbers."""
+"""The kinds of values in infos of single envs, by the kind of the vector env's number column."""
 
 
 def form_of_columns(columns: Sequence[NumberColumn]) -> InfoForm | None:
-    """Return the form of the infos that are there as columns; None if they cannot be records."""
+    """Return the form of infos that are given as columns; None if they cannot be records."""
     fields = [
         InfoField(path, _PYTHONS[values.dtype.kind])
         if values.ndim == 1
@@ -341,7 +343,7 @@ def _field_of(path: tuple[str, ...], value: Any) -> InfoField | None:
         if not is_array and not isinstance(value, np.generic):
             return None
         kind, shape = value.dtype.str, value.shape if is_array else None
-        # There are two types of numbers for some dtypes; one of them comes out.
+        # Some dtypes have two types of numbers, and only one of these comes out of a record.
         if not is_array and (not _DTYPE.fullmatch(kind) or np.dtype(kind).type is not python):
             return None
     field = InfoField(path, kind, shape)
@@ -370,7 +372,7 @@ def _flat(nest: _Nest) -> Iterator[InfoField]:
 
 
 def _merged(one: _Nest, other: _Nest) -> _Nest | None:
-    """Return both in one, in an order that is that of each; None if there is no such order."""
+    """Return both merged, in an order that agrees with that of each; None if they do not fit."""
     common = [key for key in one if key in other]
     if common != [key for key in other if key in one]:
         return None
@@ -398,14 +400,14 @@ def _until(keys: Iterator[str], last: str | None) -> Iterator[str]:
 
 
 class _Tree:
-    """How values follow each other in a nested dict.
+    """The order of values in a nested dict.
 
     Args:
-        fields: of the values, in order.
-        depth: how many of the keys lead to this dict.
+        fields: the fields of the values, in order.
+        depth: how many keys of each path lead to this dict.
 
     Attributes:
-        keys: of the dict.
+        keys: the keys of the dict.
         count: how many values there are in it, those of inner dicts included.
 
     Raises:
@@ -423,7 +425,7 @@ class _Tree:
             inside.setdefault(key, []).append(field)
             latest = key
         self.keys = tuple(inside)
-        # The inner dicts, by position; a value is None.
+        # The inner dicts, by position; None stands for a value.
         self.parts: list[_Tree | None] = []
         self.types: list[type] = []
         for some in inside.values():
@@ -434,7 +436,7 @@ class _Tree:
         self._keys_list = list(self.keys)
 
     def values_of(self, info: dict[str, Any]) -> list[Any] | None:
-        """Return the values of an info with these keys and types; None if it is another one.
+        """Return the values of an info with these keys and types; None if it has others.
 
         Keys are compared as dicts do: who calls this has seen that those of the env are no others.
         """
@@ -454,7 +456,7 @@ class _Tree:
         return found
 
     def dicts(self, columns: Iterator[list[Any]], count: int) -> list[dict[str, Any]]:
-        """Return dicts of values, given the columns of these, one after another."""
+        """Return dicts of values, whose columns are given one after another."""
         keys, parts = self.keys, self.parts
         if not keys:
             return [{} for _ in range(count)]
@@ -483,10 +485,10 @@ class _Variant(NamedTuple):
     """Infos of a form in which some of the values are present.
 
     Attributes:
-        tree: of these.
-        there: which they are.
-        names: of their fields in a record.
-        types: of them.
+        tree: the tree of these values.
+        there: their positions among the values of the form.
+        names: the names of their fields in a record.
+        types: their types.
     """
 
     tree: _Tree
@@ -521,15 +523,15 @@ class RecordBatch:
 
     Args:
         form: their form.
-        records: of all of them.
+        records: the records of all of them.
         count: k.
-        presences: which values each of them has; one number, if that is the same for all.
-        texts: of those values that are texts, by number of the field.
-        odd: positions of those that are not of the form.
+        presences: which values each info has; one number, if that is the same for all.
+        texts: the texts of those fields that are texts, by number of the field.
+        odd: positions of the rows that are not of the form.
 
     Attributes:
         form: their form.
-        odd: positions of those that are not of the form: here they have no values.
+        odd: positions of the rows that are not of the form, and so have no values here.
     """
 
     __slots__ = ("_count", "_presences", "_records", "_texts", "form", "odd")
@@ -580,7 +582,7 @@ class RecordBatch:
     def _listed(
         self, k: int, field: InfoField, values: Array, positions: list[int] | None, count: int
     ) -> list[Any]:
-        """Return what infos have of a value, as they had it."""
+        """Return the values of a field, one for each info, as the infos had them."""
         kind, shape = field.kind, field.shape
         if kind == TEXT:
             texts = self._texts[k]
@@ -667,22 +669,22 @@ class _Unlike(ValueError):
 
 
 class _Packer:
-    """Packs infos with some of the values of a form, and no others.
+    """A packer of infos that have certain values of a form, and no others.
 
     Args:
-        number: of the form.
-        form: it.
-        presence: which of its values they have.
+        number: the number of the form.
+        form: the form.
+        presence: which of its values the infos have.
 
     Attributes:
         number: likewise.
         presence: likewise.
-        tree: of the values.
+        tree: the tree of the values.
         pack_into: packs the presence and the values.
-        is_plain: there are no dicts in the infos, and the values are packed as they are.
+        is_plain: whether there are no dicts in the infos, and the values are packed as they are.
         codes: how each of the values is packed.
-        offsets: where.
-        nbytes: of a record.
+        offsets: where each of them is packed.
+        nbytes: the size of a record.
     """
 
     __slots__ = (
@@ -723,7 +725,7 @@ class _Packer:
         self.is_plain = self._converters is None and self.tree.is_flat
 
     def teach(self, in_c: Any, version: int) -> None:
-        """Have C write what this packs, which is plain."""
+        """Teach the C code to write the infos that this packs, which must be plain."""
         tree, codes, offsets = self.tree, "".join(self.codes), tuple(self.offsets)
         types = tuple(tree.types)
         in_c.learn(
@@ -731,7 +733,7 @@ class _Packer:
         )
 
     def write(self, record: Any, info: dict[str, Any]) -> bool:
-        """Write an info; False if that is not what this packs."""
+        """Write an info; return False if it is not one that this packs."""
         values = self.tree.values_of(info)
         if values is None:
             return False
@@ -748,7 +750,7 @@ class _Packer:
 
 
 def _code_of(field: InfoField) -> tuple[str, Callable[[Any], Any] | None]:
-    """Return how a value is packed, and what has to be made of it before."""
+    """Return how a value is packed, and the function that has to convert it first, or None."""
     kind, shape, dtype = field.kind, field.shape, field.dtype
     if kind == TEXT:
         return f"{1 + _TEXT_BYTES}s", _text_bytes
@@ -791,29 +793,29 @@ def _no_bytes_of_empty(value: dict[Any, Any]) -> bytes:
 
 
 _PATIENCE = 256
-"""So many infos that are of no known form a host looks at more closely."""
+"""The most infos of no known form that a host looks at more closely."""
 
 _PROPOSED_AFTER = 8
-"""A form is proposed when so many infos of no known form in a row have been of it."""
+"""A form is proposed once it has fitted this many infos of no known form in a row."""
 
 _MOST_ODD = 1000
-"""When so many infos of an env in a row were of no form, its host gives records up."""
+"""Once this many infos of an env in a row have been of no form, its host gives up on records."""
 
 _MOST_PACKERS = 4
 
 
 class HostForms:
-    """What a host knows of the forms of infos: those that the trainer has numbered.
+    """What a host knows about the forms of infos: those that the trainer has numbered.
 
     Args:
-        propose: tells the trainer, for an env_id, which form infos have; None: that they have none.
+        propose: tells the trainer which form the infos of an env_id have; None: they have none.
 
     Attributes:
         numbered: the forms, by number, the oldest first.
-        versions: its only item changes whenever there is a new one.
-        is_given_up: no records are written any more.
+        versions: its only item changes whenever there is a new form.
+        is_given_up: whether the host no longer writes records.
         of_steps: looks at infos of steps that are of no known form.
-        of_resets: likewise of resets.
+        of_resets: likewise for resets.
     """
 
     def __init__(self, propose: Callable[[int, tuple[InfoField, ...] | None], None]) -> None:
@@ -840,7 +842,7 @@ class HostForms:
         return None
 
     def packer_for(self, info: dict[str, Any]) -> _Packer | None:
-        """Return what packs an info; None if it is of none of the forms."""
+        """Return a packer for an info; None if the info is of none of the forms."""
         form = form_of(info) if self.numbered else None
         if form is not None:
             for number, known in reversed(self.numbered.items()):
@@ -850,12 +852,12 @@ class HostForms:
         return None
 
     def give_up(self, env_id: int) -> None:
-        """Write no records any more: most infos of an env have no form."""
+        """Stop writing records, because most infos of an env have no form."""
         self.is_given_up = True
         self._propose(env_id, None)
 
     def closer_look(self, info: dict[str, Any]) -> InfoForm | None:
-        """Return the form of an info; None if it has none, or if enough were looked at."""
+        """Return the form of an info; None if it has none, or if enough infos were looked at."""
         if not self._patience:
             return None
         self._patience -= 1
@@ -869,10 +871,10 @@ class HostForms:
 
 
 class FormSeeker:
-    """Finds the form of those infos, of steps or of resets, that are of no known form.
+    """A finder of the form of infos, of steps or of resets, that are of no known form.
 
     Args:
-        forms: what the host knows.
+        forms: what the host knows about forms.
     """
 
     def __init__(self, forms: HostForms) -> None:
@@ -881,12 +883,12 @@ class FormSeeker:
         self._n_seen = 0
 
     def look_at(self, env_id: int, info: dict[str, Any], known: InfoForm | None) -> None:
-        """Look at an info; if several in a row have a form together, propose it.
+        """Look at an info; if one form fits several infos in a row, propose it.
 
         Args:
             env_id: the env.
-            info: it.
-            known: the form of other infos of the env, which is to be a part of it.
+            info: the info.
+            known: the form of other infos of the env, which is to be a part of the proposed form.
         """
         form = self._forms.closer_look(info)
         if form is not None and known is not None:
@@ -905,13 +907,13 @@ class RecordTable:
     """Records of all rows of a vector env.
 
     Args:
-        form: of all of them.
+        form: the form of all records.
         count: how many rows there are.
 
     Attributes:
         form: likewise.
         table: the records: (n, bytes) uint8.
-        rows: one for each row.
+        rows: a `RecordRow` for each row.
     """
 
     def __init__(self, form: InfoForm, count: int) -> None:
@@ -923,7 +925,7 @@ class RecordTable:
         self._presences: Array = self.table[:, : _PRESENCE.size].view(np.uint32)[:, 0]
 
     def write(self, columns: Sequence[NumberColumn], rows: Any) -> None:
-        """Write infos of some rows, which are there as columns of all rows."""
+        """Write the infos of some rows, given the columns of all rows."""
         presences: Any = self.form.most_present
         for k, (target, (_, values, present)) in enumerate(zip(self._values, columns, strict=True)):
             given = values[rows]
@@ -941,29 +943,29 @@ class RecordTable:
 
 
 class RecordRow(NamedTuple):
-    """The info of a row, until it is asked for."""
+    """The info of a row, which is not read until it is asked for."""
 
     records: RecordTable
     row: int
 
     def info(self) -> dict[str, Any]:
-        """Return the info; each time another dict."""
+        """Return the info; each time as a new dict."""
         return self.records.form.read(self.records.table[self.row].tobytes())
 
 
 class InfoWriter:
-    """Writes the infos of one env, of steps or of resets, as records.
+    """A writer of the infos of one env, of steps or of resets, as records.
 
     Args:
-        forms: what its host knows.
-        seeker: looks at what is of no known form.
+        forms: what the env's host knows about forms.
+        seeker: looks at infos of no known form.
         env_id: the env.
-        record: the bytes that it has for a record.
-        numbers: says of which form that is.
-        row: the env's row there.
+        record: the bytes that the env has for a record.
+        numbers: the column that says of which form each record is.
+        row: the env's row in that column.
 
     Attributes:
-        function: writes an info that is not empty; False if it has to go otherwise.
+        function: writes an info that is not empty; returns False if it has to go in another way.
     """
 
     __slots__ = (
@@ -1005,7 +1007,7 @@ class InfoWriter:
         self._version = -1
         self._versions = forms.versions
         self._n_odd = 0
-        # What is known of infos that need no more than to be packed.
+        # What is known of infos that only need to be packed.
         self._keys: list[str] | None = None
         self._types: list[type] = []
         self._number = self._presence = 0
@@ -1017,8 +1019,8 @@ class InfoWriter:
             self.function = self._in_c = hot.PlainInfos(*arguments)
 
     def write(self, info: dict[str, Any]) -> bool:
-        """Write an info that is not empty; False if it has to go otherwise."""
-        # As of `_Packer.write`, in one piece: it is in every step, and there in C, too.
+        """Write an info that is not empty; return False if it has to go in another way."""
+        # The same as `_Packer.write`, in one piece: every step runs this, and it is in C, too.
         if (
             self._versions[0] == self._version
             and [*info] == self._keys
@@ -1059,7 +1061,7 @@ class InfoWriter:
         return True
 
     def note_odd(self, info: dict[str, Any]) -> None:
-        """An info that could not be written here goes as a whole."""
+        """Note that an info could not be written here, and goes as a whole."""
         was_odd = self._numbers[self._row] == 0
         self._numbers[self._row] = 0
         forms = self._forms

@@ -1,8 +1,8 @@
 """Small infos in a few bytes of shared memory: what goes beside an observation, without pickling.
 
 The bytes are MessagePack's. Numbers, bools, None, texts, numpy numbers and small arrays of them, in
-nested dicts with text keys, come out as they went in, in type too. For all else `encode` returns
-None: such infos go by message.
+nested dicts with text keys, come out as they went in, with the same types. For all else `encode`
+returns None: such infos go by message.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _DTYPE = re.compile(rf"[<>|][{_NUMPY_KINDS}]\d{{1,2}}")
 
 
 class InfoEncoder:
-    """The env's side.
+    """The encoder of infos, on the env's side.
 
     Args:
-        max_bytes: that an info may take.
+        max_bytes: the most bytes that an info may take.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -37,12 +37,12 @@ class InfoEncoder:
         self._encode = Encoder(enc_hook=_extension).encode
 
     def encode(self, info: Mapping[Any, Any]) -> bytes | None:
-        """Return the bytes of an info, or None if it does not fit or has other things in it."""
+        """Return the bytes of an info, or None if it does not fit or has other types in it."""
         try:
             if not _comes_out_as_it_is(info, self._max_bytes):
                 return None
             data = self._encode(dict(info))
-        # More than 64 bits; half of a surrogate pair; a dict that contains itself.
+        # An integer of more than 64 bits; half of a surrogate pair; a dict that contains itself.
         except (OverflowError, UnicodeEncodeError, RecursionError):
             return None
         return (
@@ -51,9 +51,9 @@ class InfoEncoder:
 
 
 def _comes_out_as_it_is(info: Mapping[Any, Any], max_bytes: int) -> bool:
-    """Whether all entries are of types that are read back as such; a tuple would become a list.
+    """Return whether all entries are read back as the same types; a tuple would become a list.
 
-    Arrays that do not fit by themselves are found here: to make bytes of them takes long.
+    Arrays that are too large by themselves are refused here: converting them to bytes takes long.
     """
     for key, value in info.items():
         if type(key) is not str:
@@ -72,7 +72,7 @@ def _comes_out_as_it_is(info: Mapping[Any, Any], max_bytes: int) -> bool:
 
 
 def _extension(value: Any) -> Ext:
-    """Return what stands for a numpy number or array."""
+    """Return the MessagePack extension that stands for a numpy number or array."""
     code = _ARRAY if type(value) is np.ndarray else _NUMBER
     head = f"{value.dtype.str};{','.join(map(str, value.shape))};"
     return Ext(code, head.encode() + value.tobytes())
@@ -88,13 +88,13 @@ def _restored(code: int, data: memoryview) -> Any:
 
 
 class InfoDecoder:
-    """The parent's side."""
+    """The decoder of infos, on the parent's side."""
 
     def __init__(self) -> None:
         self._decode = Decoder(dict[str, Any], ext_hook=_restored).decode
 
     def decode(self, data: bytes) -> dict[str, Any]:
-        """Return the info that `encode` made `data` of; more bytes may follow it.
+        """Return the info that `encode` turned into `data`, which may have more bytes after it.
 
         Raises:
             ValueMismatchError: these are not the bytes of an info.

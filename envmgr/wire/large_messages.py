@@ -3,11 +3,12 @@
 A pipe takes 64 KiB at a time, and each time wakes the other side. So large arrays of a reply
 (pickle can leave them out), and a pickle that is large itself, are written into the worker's
 buffer, and the frame says where. The parent copies them out, and then writes the number of the
-message into the buffer. Once this is the latest message, the buffer is empty, and is filled from
-its beginning again. What does not fit goes through the pipe. A buffer is a hole in a sparse file
-until it is written to. The parent makes a hole of a very large message again, such as a snapshot,
-once it has read it: the worker may have nothing to send for long. It knows that from the size, and
-has the memory allocated again before it is next written to.
+message into the buffer. Once this is the number of the latest message, the buffer is empty, and is
+filled from its beginning again. Messages that do not fit go through the pipe. A buffer is a hole in
+a sparse file until it is written to. Once the parent has read a very large message, such as a
+snapshot, it makes a hole of its memory again: the worker may have nothing to send for long. The
+worker knows about the hole from the size of the message, and has the memory allocated again before
+it next writes there.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ LARGE_BYTES = 1 << 14
 BUFFER_BYTES = 1 << 26
 
 HOLE_BYTES = 1 << 24
-"""The memory of a message that is as large as this is freed once it was read. That of others is
-kept: to allocate it again takes longer than to copy it."""
+"""The memory of a message of at least this size is freed once the message has been read. The memory
+of smaller ones is kept: allocating it again takes longer than copying the message."""
 
 IN_BUFFER = 0x80
 """Bit of the operation of a frame whose payload is in the buffer of its host."""
@@ -68,10 +69,10 @@ class LargeMessageBuffer:
         self._end = _BEGIN
 
     def encode(self, message: Message) -> bytes:
-        """Return a message as one frame; as `frames.encode` does, until a message was large.
+        """Return a message as one frame, as `frames.encode` does until a message has been large.
 
         Raises:
-            FrameError: it cannot be sent.
+            FrameError: the message cannot be sent.
         """
         if self._is_used and (frame := self._framed(message)) is not None:
             return frame
@@ -125,7 +126,7 @@ class LargeMessageBuffer:
         return start
 
     def _opened(self, nbytes: int) -> mmap.mmap:
-        """Return at least so much of the buffer, with all its pages, so that no write can fail."""
+        """Map `nbytes` or more of the buffer, with all pages allocated: no write can fail."""
         if nbytes > BUFFER_BYTES:
             raise OSError("the buffer is full")
         doubled = max(LARGE_BYTES, 1 << (nbytes - 1).bit_length())
@@ -145,10 +146,10 @@ class LargeMessageBuffers:
         self._fd = fd
 
     def message(self, frame: Frame, host_id: int) -> Message:
-        """Return the message of a frame, with all that is in the buffer; changes nothing.
+        """Return the message of a frame, with its parts from the buffer; changes nothing.
 
         Raises:
-            FrameError: it is not there, or cannot be unpickled.
+            FrameError: the message is not there, or cannot be unpickled.
         """
         try:
             _, start, checksum = _HEAD.unpack_from(frame.body)

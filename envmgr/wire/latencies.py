@@ -1,7 +1,7 @@
 """Histograms of how long steps and resets take: a row of numbers for each env, of fixed size.
 
-Buckets are log-linear, as those of HDR histograms: each doubling of time has as many of them, so
-that what is read from them is right within some percent, from a microsecond to minutes.
+Buckets are log-linear, like those of HDR histograms: each doubling of time has the same number of
+buckets, so that values read from them are right within some percent, from a microsecond to minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ NUMBERS = N_BUCKETS + 2
 """How many numbers a row has: the count of each bucket, the sum in seconds, the longest time."""
 
 _MOST = 2.0**53
-"""More is no count and no time; sums of less are exact, and never infinite."""
+"""A larger number is neither a count nor a time; sums of smaller ones are exact, and never
+infinite."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -37,7 +38,7 @@ BOUNDS: Numbers = np.array(
         for i in range(N_BUCKETS)
     ]
 )
-"""Upper bounds of the buckets in seconds. Longer times are in the last one, too."""
+"""Upper bounds of the buckets in seconds. Longer times are counted in the last bucket, too."""
 
 
 def bucket_of(seconds: float) -> int:
@@ -53,9 +54,9 @@ def note(row: Any, seconds: float, weight: float = 1.0) -> None:
     """Count a time.
 
     Args:
-        row: of an env; (NUMBERS,).
+        row: the row of an env; (NUMBERS,).
         seconds: the time.
-        weight: for how many it stands.
+        weight: how many measurements it stands for.
     """
     row[bucket_of(seconds)] += weight
     row[SUM] += seconds * weight
@@ -64,13 +65,13 @@ def note(row: Any, seconds: float, weight: float = 1.0) -> None:
 
 
 def counts_of(rows: Numbers) -> Numbers:
-    """Return how many times were counted: (...,) of (..., NUMBERS)."""
+    """Return how many measurements were counted: (...,) for rows (..., NUMBERS)."""
     found: Numbers = sane(rows)[..., :N_BUCKETS].sum(-1)
     return found
 
 
 def sane(rows: Numbers) -> Numbers:
-    """Return rows that hosts have written, without what only a broken host writes."""
+    """Return rows that hosts have written, with 0 for numbers that only a broken host writes."""
     return np.where((rows > 0.0) & (rows < _MOST), rows, 0.0)
 
 
@@ -79,7 +80,7 @@ def quantiles(rows: Numbers, parts: Sequence[float]) -> Numbers:
 
     Args:
         rows: (..., NUMBERS).
-        parts: which, from 0 to 1.
+        parts: which quantiles, from 0 to 1.
     """
     rows = sane(rows)
     sums = rows[..., :N_BUCKETS].cumsum(-1)
@@ -93,7 +94,7 @@ def quantiles(rows: Numbers, parts: Sequence[float]) -> Numbers:
 
 
 def summary(rows: Numbers) -> dict[str, list[float | None]]:
-    """Return what there is to say of rows, as lists with an entry for each.
+    """Return a summary of rows, as lists with an entry for each row.
 
     Args:
         rows: (n, NUMBERS).

@@ -14,12 +14,12 @@ UNANSWERED = 0
 
 @unique
 class Op(IntEnum):
-    """Requests (parent to host), and below 64; replies (host to parent) from 64 on."""
+    """Operations: requests (parent to host) below 64, and replies (host to parent) from 64 on."""
 
     ATTACH = 1
     """Where observations go. Payload: `arenas.Placement`. No reply."""
     RESET = 2
-    """Payload: `ResetRequest`. Reply: RESET_DONE or FAILED, or WORN if that says `leaves`."""
+    """Payload: `ResetRequest`. Reply: RESET_DONE or FAILED, or WORN if `leaves` is set."""
     STEP = 3
     """Payload: the action. Reply: STEPPED (then perhaps RESET_DONE) or FAILED."""
     RENEW = 4
@@ -36,19 +36,19 @@ class Op(IntEnum):
     """Close one env of a host that goes on without it. Reply: RESULT (None), not awaited."""
     APPLY = 10
     """Run a function on the env in its host. Payload: (function, args); the function gets an
-    `applied.AppliedEnv` and these. Reply: RESULT (what it returned) or FAILED."""
+    `applied.AppliedEnv` and the args. Reply: RESULT (what it returned) or FAILED."""
     INFO_FORMS = 12
-    """Infos may be written in these forms, by all envs of the host. Payload: `(number, fields)` of
-    each. No reply."""
+    """All envs of the host may write infos in these forms. Payload: `(number, fields)` of each. No
+    reply."""
     CANCEL = 13
-    """Cancel what this request has begun, in an async env. Payload: what that is, as `during` of a
-    `RemoteFailure`. The reply to that request follows: FAILED, of the kind CANCELLED, unless it was
-    over before; there is none to this one."""
+    """Cancel what the request with this request id has begun, in an async env. Payload: what it has
+    begun, as `during` of a `RemoteFailure`. The reply to that request follows: FAILED, of the kind
+    CANCELLED, unless it was over before. CANCEL itself has no reply."""
     ADOPT = 11
-    """Serve the env_id of this message from now on, in place of the one before; only hosts of one
-    env. Payload: `arenas.Placement`, or None where observations go by message or nowhere.
-    Reply, if it is awaited: what came of the reset that was kept, as if that had been asked for
-    now: RESET_DONE or FAILED."""
+    """Serve the env_id of this message from now on, in place of the one before; only for hosts of
+    one env. Payload: `arenas.Placement`, or None where observations go by message or nowhere.
+    Reply, if it is awaited: the result of the reset that was kept, as if that reset had been
+    requested now: RESET_DONE or FAILED."""
 
     HELLO = 64
     """The env is built. Payload: `EnvDescription`."""
@@ -70,11 +70,11 @@ class Op(IntEnum):
     SAVED = 72
     """The state of an env after a step, to resume from. Payload: `SavedEnv`."""
     INFO_FORM = 73
-    """Infos of this env have this form. Payload: fields of an `InfoForm`; None: they have none, and
-    all of them are written as they are."""
+    """Infos of this env have this form. Payload: fields of an `InfoForm`; None: the infos have no
+    form, and all of them are written as they are."""
     WORN = 74
     """The worker has reached a limit with the episode that was left: the env was not reset, so that
-    the worker can be replaced before. Payload: None."""
+    the worker can be replaced first. Payload: None."""
 
 
 @unique
@@ -102,18 +102,18 @@ class Message(NamedTuple):
 
 
 make_message = partial(tuple.__new__, Message)
-"""Makes a message of a tuple of its fields, at half of the cost of calling the class."""
+"""Makes a message from a tuple of its fields, at half the cost of calling the class."""
 
 
 class EpisodePlan(NamedTuple):
     """What a host does by itself when an episode ends.
 
     Attributes:
-        auto_reset: begin the next episode at once.
-        episodes_left: how many more episodes may be begun so; `inf` for no limit.
+        auto_reset: whether the host begins the next episode at once.
+        episodes_left: how many more episodes may be begun like this; `inf` for no limit.
         params: keyword arguments of those resets.
-        inplace: a step that ends an episode is complete when the next one has begun; else it is
-            answered before that.
+        inplace: whether a step that ends an episode is complete only when the next episode has
+            begun; if not, it is answered before that.
     """
 
     auto_reset: bool
@@ -123,14 +123,14 @@ class EpisodePlan(NamedTuple):
 
 
 class SavedEnv(NamedTuple):
-    """An env as it was.
+    """The saved state of an env, and what goes with it.
 
     Attributes:
-        state: as `env.states` takes it.
-        obs: the observation that it shows.
+        state: the state, as `env.states` takes it.
+        obs: the observation that the env shows.
         info: what `ready_info` shows of it.
-        episodes: how many it had ended.
-        episode: how many of its resets had succeeded; only where a host saves it by itself.
+        episodes: how many episodes it had ended.
+        episode: how many of its resets had succeeded; only where a host saves the env by itself.
     """
 
     state: bytes
@@ -145,13 +145,14 @@ class ResetRequest(NamedTuple):
 
     Attributes:
         params: keyword arguments of the env's reset.
-        seed: the seed to set before, or None.
+        seed: the seed to set before the reset, or None.
         dynamic_seed: as in `BaseEnv.seed`.
         plan: what follows at the end of the episode that begins.
-        keeps: the host keeps the result until it is told to ADOPT an env_id.
-        saved: the state that the env gets, in place of being reset.
+        keeps: whether the host keeps the result until it is told to ADOPT an env_id.
+        saved: the state that the env gets, instead of being reset.
         episode: how many resets have succeeded, this one included.
-        leaves: the env has taken steps in an episode, which is left and ends with this.
+        leaves: whether the env has taken steps in an episode, which is left and ends with this
+            reset.
     """
 
     params: dict[str, Any]
@@ -170,10 +171,11 @@ class EnvDescription(NamedTuple):
     Attributes:
         resets_alone: whether it can be reset while other rows of its batched env are in an episode.
         converts_actions: whether it takes actions in any form and converts them as its space says.
-        is_async: its host has an event loop for it, and goes on with other envs while this one is
-            stepped or reset, or while it is built if only what builds it is async. Nothing is
-            posted for such a host.
-        params_are_options: what its resets are given become the `options` of gymnasium's `reset`.
+        is_async: whether its host has an event loop for it, and goes on with other envs while this
+            one is stepped or reset, or, if only the code that builds it is async, while it is
+            built. Nothing is posted for such a host.
+        params_are_options: whether the params of its resets become the `options` of gymnasium's
+            `reset`.
     """
 
     observation_space: Any
@@ -212,7 +214,7 @@ class FailureKind(IntEnum):
     NO_ATTRIBUTE = 4
     """There is no attribute of that name."""
     CANCELLED = 6
-    """The trainer had it cancelled. The stack says where it was then."""
+    """The trainer had the operation cancelled. The stack says where the env was then."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class RemoteFailure:
         type_name: qualified name of the exception's class; empty if there was none.
         traceback_text: the formatted traceback, with causes; empty if there was none.
         info: the env's own info, for ABNORMAL.
-        of_batch: it is a batched env that has failed, and all rows of it with this one.
+        of_batch: whether a whole batched env has failed, and all of its rows with this one.
     """
 
     kind: FailureKind

@@ -1,7 +1,7 @@
-"""Rewards in the shared block: which fit there, and how they are given back as they were.
+"""Rewards in the shared block: which fit there, and how they are restored as they were.
 
-A reward of one number, alone or in an array, is in the column `rewards`; one of several is in
-`wide_rewards`. What else there is to it, its kind, is in the flags.
+A reward of one number, alone or in an array, is in the column `rewards`; a reward of several
+numbers is in `wide_rewards`. All else about a reward, its kind, is in the flags.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ TYPES: tuple[type, ...] = (float, int, np.float64, np.float32, np.int64, bool)
 """Types of single rewards, which are the first kinds; all are kept exactly as a float64."""
 
 LENGTH, MAX_LENGTH = 8, 1024
-"""The most numbers in an array: 8, or as many as the env's reward space says, up to 1024. Others go
-by message."""
+"""The most numbers in an array: 8, or as many as the env's reward space says, up to 1024. Other
+arrays go by message."""
 
 _ALL = 0
 ARRAYS: tuple[tuple[np.dtype[Any], int], ...] = tuple(
@@ -24,8 +24,8 @@ ARRAYS: tuple[tuple[np.dtype[Any], int], ...] = tuple(
     for length in (*range(1, LENGTH + 1), _ALL)
     for dtype in (np.float32, np.float64)
 )
-"""Type and length of rewards that are arrays of one dimension, which are the other kinds; 0 is the
-length of those that are as long as may be."""
+"""Dtype and length of rewards that are arrays of one dimension, which are the other kinds; length 0
+stands for arrays of the greatest length that is possible."""
 
 FIRST_ARRAY = len(TYPES)
 FIRST_WIDE = FIRST_ARRAY + 2
@@ -44,11 +44,11 @@ _WHOLE_KINDS = {
 _MOST_EXACT = 1 << 53
 
 FITS_ALL = frozenset(range(KINDS)) - {TYPES.index(int), TYPES.index(np.int64)}
-"""Kinds of which every number is one: no integer is NaN or infinite."""
+"""Kinds that every number can be restored as; NaN and infinities cannot be integers."""
 
 
 def kind_of_reward(reward: Any, length: int = LENGTH) -> int | None:
-    """Return the kind of a reward; None if it does not fit, or it is not kept exactly."""
+    """Return the kind of a reward; None if it does not fit, or would not be kept exactly."""
     if type(reward) is np.ndarray:
         kind = _ARRAY_KINDS.get((reward.dtype, reward.shape))
         if kind is None and reward.shape == (length,):
@@ -61,14 +61,14 @@ def kind_of_reward(reward: Any, length: int = LENGTH) -> int | None:
 
 
 def restored(kind: int, numbers: npt.NDArray[np.float64]) -> list[Any]:
-    """Return rewards of one kind as what they were; arrays are nobody else's.
+    """Return rewards of one kind in their original form; arrays are copies of their own.
 
     Args:
-        kind: of all of them.
-        numbers: (k,), or (k, n) if each is several.
+        kind: the kind of all of them.
+        numbers: (k,), or (k, n) if each reward has several numbers.
 
     Raises:
-        ValueError: they are integers, and one of these numbers is none.
+        ValueError: the rewards are integers, and one of the numbers cannot be one.
         OverflowError: likewise.
     """
     with np.errstate(all="ignore"):  # what a worker wrote need not fit, and is an infinity then

@@ -1,4 +1,4 @@
-"""What hosts record of when they did what: each has a ring buffer of fixed size in the block."""
+"""Records of what hosts did, and when: each host has a ring buffer of fixed size in the block."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _write, _NBYTES = _ENTRY.pack_into, _ENTRY.size
 
 
 class Done(NamedTuple):
-    """An entry.
+    """An entry of a ring buffer.
 
     Attributes:
         what: BATCH, STEP or RESET.
-        row: of the env; -1 for a batch.
-        began: on the monotonic clock.
-        ended: likewise.
-        passed_over: batches since the one of which steps were noted last.
+        row: the row of the env; -1 for a batch.
+        began: when it began, on the monotonic clock.
+        ended: when it ended, likewise.
+        passed_over: how many batches there were since the last one whose steps were noted.
     """
 
     what: int
@@ -39,11 +39,11 @@ class Done(NamedTuple):
 
 
 class HostLog:
-    """The host's side of its ring.
+    """The host's side of its ring buffer.
 
     Args:
-        entries: (size, NUMBERS) of this host.
-        count: how many it has noted, ever; an array of one.
+        entries: (size, NUMBERS) the entries of this host.
+        count: how many entries the host has noted, ever; an array of one number.
     """
 
     def __init__(self, entries: npt.NDArray[np.float64], count: npt.NDArray[np.uint64]) -> None:
@@ -62,11 +62,11 @@ class HostLog:
 
 
 def noted(entries: npt.NDArray[np.float64], count: int) -> list[Done]:
-    """Return what is in a ring buffer, the oldest first, without what only a broken host writes.
+    """Return the entries of a ring buffer, oldest first, without what only a broken host writes.
 
     Args:
         entries: (size, NUMBERS).
-        count: how many were noted, ever.
+        count: how many entries were noted, ever.
     """
     size = len(entries)
     some = entries[:count] if count <= size else np.roll(entries, -(count % size), axis=0)

@@ -1,4 +1,4 @@
-"""What a function that is run in a host, on one of its envs, is given of it (APPLY)."""
+"""Functions that are run in a host on one of its envs (APPLY), and what they get of the env."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class AppliedEnv(NamedTuple):
 
     Attributes:
         env: the env, in the form that `envmgr.env.adapt` runs.
-        step_result: takes one action in it, returns what that gave.
-        action_space: where actions come from.
+        step_result: takes one action in the env and returns the result of that step.
+        action_space: the space that actions come from.
         reset_params: keyword arguments of its resets, as the last one had them.
-        episodes: how many it has ended in this host.
+        episodes: how many episodes the env has ended in this host.
     """
 
     env: Any
@@ -33,12 +33,12 @@ class AppliedEnv(NamedTuple):
 
 
 class EnvFunction:
-    """A function for an env as its factory built it: what APPLY runs.
+    """A function that APPLY runs on an env as its factory built it.
 
-    Pickled whole where its module cannot be imported, as with a script's `__main__`.
+    It is pickled whole where its module cannot be imported, as with a script's `__main__`.
 
     Args:
-        args: what it is given besides the env.
+        args: its arguments besides the env.
     """
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -46,7 +46,7 @@ class EnvFunction:
         self._args = args
 
     def __call__(self, applied: AppliedEnv) -> Any:
-        """Return what the function makes of the env."""
+        """Return what the function returns for the env."""
         return self._function(adapt.as_built(applied.env), *self._args)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -54,7 +54,7 @@ class EnvFunction:
 
 
 def take_state(applied: AppliedEnv, copies: bool) -> tuple[bytes, int] | str:
-    """Return the state of an env and how many episodes it has ended, or what is missing for it."""
+    """Return an env's state and how many episodes it has ended, or a text on what is missing."""
     try:
         return states.take(applied.env, copies=copies), applied.episodes
     except states.NoStateError as error:
@@ -62,7 +62,7 @@ def take_state(applied: AppliedEnv, copies: bool) -> tuple[bytes, int] | str:
 
 
 def try_state(applied: AppliedEnv, copies: bool, state: bytes) -> str | None:
-    """Put a state into an env and then its own again; return what is wrong with it, or None."""
+    """Put a state into an env, then restore its own state; return what is wrong, or None."""
     try:
         before = states.take(applied.env, copies=copies)
         try:

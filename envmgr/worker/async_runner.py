@@ -1,7 +1,7 @@
 """Runs one async env: as `EnvRunner` does, but its resets and steps are awaited in an event loop.
 
-Many of them are under way at one time in one worker. What each is asked for goes by message, one
-request after the other, and so do its answers.
+Many async envs are under way at the same time in one worker. Requests to each of them go by
+message, one after the other, and so do its answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AsyncEnvRunner(EnvRunner):
     """Runs one async env, from its construction until it is closed.
 
     Args:
-        env: as of `EnvRunner`.
+        env: as for `EnvRunner`.
         context: likewise.
         work: runs what is awaited, one thing at a time.
 
@@ -46,7 +46,7 @@ class AsyncEnvRunner(EnvRunner):
     # -- steps ------------------------------------------------------------------------------
 
     def step(self, sink: MessageSink, key: Any, action: Any) -> bool:
-        """Begin a step; return False, for nothing is left to be run later."""
+        """Begin a step; return False, since nothing is left to be run later."""
         self._work.run(self._step(sink, key, action), key, "step")
         return False
 
@@ -71,24 +71,24 @@ class AsyncEnvRunner(EnvRunner):
         return result
 
     def _check_time(self) -> None:
-        """Raise if the trainer had it cancelled, whatever the env made of that."""
+        """Raise if the trainer had the present work cancelled, whatever the env made of that."""
         if self._work.where is not None:
             raise EnvContractError("it was cancelled")
 
     def report_exception(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
-        """Report that a step has raised, or was cancelled; return False, for no reset follows."""
+        """Report that a step has raised or was cancelled; return False, since no reset follows."""
         if not self._is_closed:
             self._messages.send(sink.failure_reply(key, self.failure_of(error, "step")))
         return False
 
     def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
-        """Return what is reported of an exception of the env, or of its being cancelled."""
+        """Return the failure to report for an exception of the env, or for its cancellation."""
         return self._work.cancelled(during) or super().failure_of(error, during)
 
     # -- resets -----------------------------------------------------------------------------
 
     def reset(self, message: Message) -> None:
-        """Begin a RESET request."""
+        """Begin to run a RESET request."""
         self._work.run(self.reset_and_answer(message), message, "reset")
 
     def reset_later(self, sink: MessageSink, key: Any) -> None:
@@ -96,7 +96,7 @@ class AsyncEnvRunner(EnvRunner):
         self._work.run(self._reset_as_planned(sink, key), key, "reset")
 
     def when_reset(self, then: Callable[[], None], message: Message) -> None:
-        """Do something for a request when the reset that is under way is over, if one is."""
+        """Call `then` for a request, once the reset that is under way, if any, is over."""
         self._work.run_after(then, message, "reset")
 
     def _reset_as_planned(self, sink: MessageSink, key: Any) -> Steps[None]:
@@ -111,7 +111,7 @@ class AsyncEnvRunner(EnvRunner):
     # -- its end ----------------------------------------------------------------------------
 
     def close_async(self) -> Steps[None]:
-        """Cancel what is under way and close the env; what it raises is nobody's concern."""
+        """Cancel what is under way and close the env, ignoring what it raises."""
         self._is_closed = True
         yield from self._work.stop()
         yield

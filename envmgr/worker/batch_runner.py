@@ -1,9 +1,9 @@
 """Runs batched envs: one object that steps several envs at once, each of them a row of it.
 
-A row looks to its host like any other env (`RowRunner`). The `BatchRunner` of its env collects what
-its rows are asked for, and steps and resets them together; the answers are written row by row.
-Where all that is known of the rows are arrays, `ColumnSteps` answers all of them at once. An
-`AsyncBatchRunner` serves envs that give the results of those rows first that are done first.
+A row looks to its host like any other env (`RowRunner`). The `BatchRunner` of its env collects the
+requests for its rows, and steps and resets them together; the answers are written row by row. If
+the results of the rows are nothing but arrays, `ColumnSteps` answers all rows at once. An
+`AsyncBatchRunner` serves envs that return results first for the rows that are done first.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class RowReset(NamedTuple):
 
     Attributes:
         env: the row.
-        sink: answers.
+        sink: answers the reset.
         key: the request, or a part of it.
         params: the reset params.
-        answer: answers it, once the env has done its part.
-        is_requested: somebody has asked for it; else it follows the end of an episode.
-        is_plain: it can be answered in columns.
+        answer: called to answer the reset, once the env has done its part.
+        is_requested: whether somebody has asked for it; else it follows the end of an episode.
+        is_plain: whether it can be answered in columns.
     """
 
     env: BatchRow
@@ -90,11 +90,12 @@ class RowRunner(EnvRunner):
 
     Args:
         context: what its host gives it.
-        batch: has steps and resets run.
+        batch: runs its steps and resets.
 
     Attributes:
         batch: likewise.
-        is_plain: it is known that its episodes end and begin with nothing to be said of them.
+        is_plain: whether it is known that there is nothing to be said of how its episodes end and
+            begin.
     """
 
     env: BatchRow
@@ -139,7 +140,7 @@ class RowRunner(EnvRunner):
         return after
 
     def report_exception(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
-        """Report that what the env gave for this row is of no use; return False."""
+        """Report that what the env returned for this row is unusable; return False."""
         self.env.is_in_episode = False
         of_batch = not self.resets_alone
         self._messages.send(sink.exception_reply(key, error, "step", of_batch=of_batch))
@@ -157,7 +158,7 @@ class RowRunner(EnvRunner):
     # -- resets -----------------------------------------------------------------------------
 
     def reset(self, message: Message) -> None:
-        """Have a RESET request be run later."""
+        """Have a RESET request run later."""
         wanted: ResetRequest = message.payload
         if wanted.dynamic_seed is not None and not self.resets_alone:
             text = (
@@ -175,7 +176,7 @@ class RowRunner(EnvRunner):
         self.batch.submit_resets({self.env.row: reset})
 
     def reset_later(self, sink: MessageSink, key: Any) -> None:
-        """Have the row be reset later, as its plan says."""
+        """Have the row reset later, as its plan says."""
         self.batch.submit_resets({self.env.row: self.planned_reset(sink, key, is_requested=True)})
 
     def begin_episode_later(self, sink: MessageSink, key: Any) -> None:
@@ -183,12 +184,12 @@ class RowRunner(EnvRunner):
         self.batch.submit_resets({self.env.row: self.planned_reset(sink, key)})
 
     def planned_reset(self, sink: MessageSink, key: Any, *, is_requested: bool = False) -> RowReset:
-        """Return the reset that the plan says."""
+        """Return the reset that the plan asks for."""
         answer = partial(self.run_reset, sink, key)
         return RowReset(self.env, sink, key, self.plan.params, answer, is_requested)
 
     def plain_reset(self, sink: BlockSink) -> RowReset:
-        """Return the reset that follows any of its steps, while it `is_plain`."""
+        """Return the reset that can follow any step of the row while the row `is_plain`."""
 
         def answer() -> None:
             self.run_reset(sink, sink.replies[sink.row])
@@ -212,29 +213,29 @@ class BatchRunner:
     """Runs a batched env for the env_ids that are its rows.
 
     The env is built with the first of its rows, and closed with the last. A step is taken as soon
-    as all rows that are in an episode were sent their actions; where the env steps some of its
-    rows, those that were sent one do not wait for long for the others. Resets are run after what
-    has come meanwhile, as all are that a host begins by itself, or with the next step if the env
-    wants that.
+    as all rows that are in an episode were sent their actions; if the env can step some of its rows
+    without the others, those that were sent an action do not wait long for the others. Resets are
+    run after the requests that have come meanwhile, like all resets that a host begins by itself,
+    or with the next step if the env wants that.
 
     Args:
         batch: which env_ids the rows are.
         context: what its rows are given by their host.
 
     Attributes:
-        is_async: results come later than steps and resets are begun.
-        only_receives: all that is to be run later is to wait for results.
+        is_async: whether results come later than steps and resets are begun.
+        only_receives: whether all that is to be run later is to wait for results.
         in_episode: a byte for each row: 1 for those that take actions.
-        begins_with_next_step: the next episodes of rows whose step has just ended theirs begin with
-            the next step of the others.
-        steps: those that rows were sent and that have not been taken.
-        resets: those of rows that have not been run.
-        is_scheduled: some of these are to be run later without waiting for the next step.
+        begins_with_next_step: whether rows whose step has just ended their episode begin the next
+            one with the next step of the other rows.
+        steps: the steps that rows were sent and that have not been taken.
+        resets: the resets of rows that have not been run.
+        is_scheduled: whether some of these are to be run later without waiting for the next step.
         column_steps: takes steps of all rows in columns, and keeps the buffers of their
             observations; None if nothing does.
         env: the env, while there are rows.
-        is_built: there is an env. A signal handler in its code may close all rows, and then nobody
-            wants to know what it gave.
+        is_built: whether there is an env. A signal handler that runs in its code may close all
+            rows, and then nobody wants its results any more.
     """
 
     is_async = False
@@ -258,18 +259,18 @@ class BatchRunner:
 
     @property
     def env_ids(self) -> range:
-        """Those of its rows."""
+        """The env_ids of its rows."""
         return self._batch.env_ids
 
     @property
     def partial_steps(self) -> bool:
-        """Whether the env steps any of its rows, and leaves the others."""
+        """Whether the env can step any of its rows, and leave the others."""
         return self._batch.partial_steps
 
     # -- rows -------------------------------------------------------------------------------
 
     def open_row(self, env_id: int) -> BatchRow:
-        """Return a row, of a new env if there is none.
+        """Return a row; build the env first if there is none.
 
         Raises:
             Exception: the env cannot be built.
@@ -288,7 +289,7 @@ class BatchRunner:
         """Return the runner of a row.
 
         Raises:
-            Exception: as of `RowRunner`.
+            Exception: as for `RowRunner`.
         """
         with self._closing_on_failure(env.row):
             return RowRunner(env, context, self)
@@ -342,7 +343,7 @@ class BatchRunner:
         return False
 
     def submit_resets(self, resets: Mapping[int, RowReset]) -> None:
-        """Have rows be reset."""
+        """Have rows reset."""
         for row, reset in resets.items():
             self.in_episode[row] = False
             if reset.is_requested:
@@ -352,7 +353,7 @@ class BatchRunner:
         self._schedule_resets()
 
     def _schedule_resets(self) -> None:
-        """Have resets be run later, unless all that are left wait for the next step of others."""
+        """Have resets run later, unless all that are left wait for the next step of other rows."""
         if not (self.resets and self.is_built):
             return
         if not (self.env.begins_late and 1 in self.in_episode):
@@ -400,7 +401,7 @@ class BatchRunner:
         return False
 
     def answer_resets_of_step(self) -> None:
-        """Answer the resets that a step has begun: before these rows take the next one."""
+        """Answer the resets that a step has begun, before their rows take the next step."""
         if self.resets and self.env.begins_late:
             self._run_resets()
 
@@ -421,19 +422,19 @@ class BatchRunner:
         self._schedule_resets()
 
     def note_ends(self, rows: Sequence[int]) -> None:
-        """Find out when the next episodes of rows begin whose step has ended theirs."""
+        """Find out when rows whose step has ended their episode begin the next one."""
         if rows and self.is_built and self.env.begins_late:
             self.begins_with_next_step = self.in_episode.count(1) > len(rows)
 
     def begin_inplace(self, rows: Sequence[RowRunner], tokens: Array | None = None) -> bool:
-        """Begin the next episodes of rows whose step has ended theirs, within that step.
+        """Begin the next episodes of rows within the step that has ended the last ones.
 
         Args:
-            rows: which.
-            tokens: of the steps of all rows, if they are answered in columns.
+            rows: the rows.
+            tokens: the tokens of the steps of all rows, if they are answered in columns.
 
         Returns:
-            Whether that was answered, too, or nobody wants an answer any more.
+            Whether the beginnings were answered, too, or nobody wants an answer any more.
         """
         each, params = [row.env.row for row in rows], [row.plan.params for row in rows]
         if tokens is not None and False not in map(_is_plain, rows):
@@ -479,7 +480,7 @@ class BatchRunner:
         """Return which of these rows the env can reset now.
 
         Raises:
-            EnvContractError: it has named others.
+            EnvContractError: the env has named other rows.
         """
         ready = set(self.env.resettable(asked, others=others))
         if not ready <= asked.keys():
@@ -501,14 +502,14 @@ class BatchRunner:
         """Reset rows, so that each has what its own `reset` is to return or to raise.
 
         Args:
-            rows: which.
-            seeds: of each.
-            params: likewise.
-            columns: answers all of them, if it can.
-            tokens: of all rows; None: of their newest steps.
+            rows: the rows.
+            seeds: the seed of each row.
+            params: the reset params of each row.
+            columns: answers all of these resets, if it can.
+            tokens: the tokens of all rows; None: those of their newest steps.
 
         Returns:
-            Whether it has, or nobody wants an answer any more.
+            Whether `columns` has answered, or nobody wants an answer any more.
         """
         observations, began = None, monotonic()
         begun: Sequence[First | BaseException] = ()
@@ -541,7 +542,7 @@ _is_plain = operator.attrgetter("is_plain")
 
 
 class StepColumns(NamedTuple):
-    """What a step gave, with an entry for each row of the env, whichever of them have taken it.
+    """The results of a step, with an entry for each row of the env, whichever of them took it.
 
     Attributes:
         obs: (n, *shape).
@@ -549,7 +550,7 @@ class StepColumns(NamedTuple):
         terminated: (n,) bool.
         truncated: (n,) bool.
         rows_with_info: the rows whose infos hold something.
-        infos: gives them by row.
+        infos: gives the infos by row.
     """
 
     obs: Array
@@ -571,13 +572,13 @@ def step_columns_of(
     shape: tuple[int, ...],
     finite: tuple[bool, bool],
 ) -> StepColumns | None:
-    """Return what `step` of a batched env returned as columns; None if that cannot be.
+    """Return what `step` of a batched env returned as columns; None if that is not possible.
 
     Args:
-        result: what it returned.
-        count: of how many rows.
-        dtype: of their observations.
-        shape: of one of them.
+        result: what `step` returned.
+        count: the number of rows.
+        dtype: the dtype of their observations.
+        shape: the shape of one observation.
         finite: whether observations, and rewards, have to be finite.
     """
     if type(result) is not tuple or len(result) != 5:
@@ -608,14 +609,14 @@ def step_columns_of(
 def reset_column_of(
     result: Any, count: int, *, dtype: np.dtype[Any], shape: tuple[int, ...], finite: bool
 ) -> Array | None:
-    """Return what `reset` of a batched env returned as an array; None if that cannot be.
+    """Return what `reset` of a batched env returned as an array; None if that is not possible.
 
     Args:
-        result: what it returned.
-        count: of how many rows.
-        dtype: of their observations.
-        shape: of one of them.
-        finite: whether they have to be finite.
+        result: what `reset` returned.
+        count: the number of rows.
+        dtype: the dtype of their observations.
+        shape: the shape of one observation.
+        finite: whether observations have to be finite.
     """
     if type(result) is not tuple or len(result) != 2 or result[1] is not None:
         return None
@@ -625,7 +626,7 @@ def reset_column_of(
 
 
 def for_all_rows(columns: StepColumns, rows: Array, count: int) -> StepColumns:
-    """Return columns with an entry for each of some rows as columns of all rows."""
+    """Return columns that have entries for some rows only as columns of all rows."""
     whole: list[Any] = [np.zeros((count, *part.shape[1:]), part.dtype) for part in columns[:4]]
     for target, part in zip(whole, columns, strict=False):
         target[rows] = part
@@ -640,22 +641,22 @@ _TRUNCATED = np.uint16(TRUNCATED << ENDING_SHIFT | DONE)
 _CODES_OF_AFTER = {after: int(after) << AFTER_SHIFT for after in AfterStep}
 
 _Begun = Sequence[tuple[int, Sequence[Any]]]
-"""Rows whose next episodes have begun, and the messages that are to be sent of that."""
+"""Rows whose next episodes have begun, and the messages that are to be sent about that."""
 
 
 class ColumnSteps:
     """Takes the posted steps of all rows of a batch together, and answers them in columns.
 
-    The env is given columns of the block, and what it returns is written there as columns. A row of
-    which there is more to say (an info, a failure) is answered by `EnvRunner.take_step`. It is a
-    shortcut, which batched envs are there for: without it workers take 5 times the CPU for null
-    envs of 32 rows, and 2.9 times where one in nine steps ends an episode.
+    The env is given columns of the block, and what it returns is written there as columns. A row
+    with more to report (an info, a failure) is answered by `EnvRunner.take_step`. This shortcut is
+    what batched envs are there for: without it, workers take 5 times the CPU for null envs of 32
+    rows, and 2.9 times where one in nine steps ends an episode.
 
     Args:
-        block_rows: those of all of its rows.
+        block_rows: the block's rows of all rows of the batch.
 
     Attributes:
-        observations_of_reset: returns what `reset` returned of some rows as an array; see
+        observations_of_reset: returns what `reset` returned for some rows as an array; see
             `reset_column_of`.
     """
 
@@ -697,12 +698,13 @@ class ColumnSteps:
         self._buffer_array: Array = np.frombuffer(self._buffers, np.uint8)
         self._all_at = [bytes([buffer]) * self._count for buffer in range(len(single.after))]
         self._ones = bytes([1]) * self._count
-        # Where no row skips a step while it shows an observation of one, all may be in one buffer.
+        # If no row skips a step while it shows the observation of a step, all rows may be in one
+        # buffer.
         self._next = 0 if len(single.after) == 2 and not batch.partial_steps else None
 
     @staticmethod
     def of(batch: BatchRunner, block_rows: Sequence[BlockRow]) -> ColumnSteps | None:
-        """Return what takes steps of these rows in columns; None if they are no columns."""
+        """Return the `ColumnSteps` of these rows; None if their steps do not fit into columns."""
         env_ids = [block_row.sink.env_id for block_row in block_rows]
         layout = block_rows[0].sink.block.plan.layouts[block_rows[0].action_kind]
         fits = (
@@ -733,11 +735,11 @@ class ColumnSteps:
     # -- steps ------------------------------------------------------------------------------
 
     def take(self, requests: list[int], taken: list[int]) -> bool | None:
-        """Take the steps that are posted anew.
+        """Take the newly posted steps.
 
         Args:
             requests: the tokens that are posted, of all rows.
-            taken: those that were taken before.
+            taken: the tokens of the steps that were taken before.
 
         Returns:
             Whether resets follow; None if the steps have to be taken one by one.
@@ -778,7 +780,7 @@ class ColumnSteps:
     def _step_env(
         self, env: BatchedEnv, rows: Array, actions: Array, mask: Array | None
     ) -> StepColumns | list[StepResult]:
-        """Step the env; return what that gave as columns, or as step_results if it is none."""
+        """Step the env; return the results as columns if possible, else as step_results."""
         if mask is None:
             result = env.step(self._all, actions)
         elif env.step_whole is not None:
@@ -814,7 +816,7 @@ class ColumnSteps:
         if others:
             where = np.ones(self._count, np.bool_) if mask is None else mask.copy()
             where[others] = False
-        # Before the resets in place, in which the env may use the arrays that it returned again.
+        # Before the resets in place, in which the env may reuse the arrays that it returned.
         np.copyto(self._rewards, rewards, where=where)
         step_results = self._step_results_of(others, columns) if others else []
         begun: _Begun = ()
@@ -878,10 +880,10 @@ class ColumnSteps:
     def _end_episodes(
         self, ended: list[int], flags: Array, tokens: Array, others: Sequence[int]
     ) -> _Begun:
-        """End the episodes of rows, but for those that are answered one by one.
+        """End the episodes of rows, except those that are answered one by one.
 
         Returns:
-            What is to be sent when the steps have been answered.
+            The rows and messages to send when the steps have been answered.
         """
         batch = self._batch
         inplace: list[int] = []
@@ -917,9 +919,10 @@ class ColumnSteps:
         """Answer the resets of rows, which follow steps.
 
         Args:
-            rows: which.
+            rows: the rows.
             obs: their first observations: (k, *shape).
-            tokens: of the steps of all rows; None: of those that were answered last.
+            tokens: the tokens of the steps of all rows; None: those of the steps that were answered
+                last.
         """
         in_episode, flags, resets = self._batch.in_episode, self._reset_flags, self._resets
         tokens = self._replies if tokens is None else tokens
@@ -934,7 +937,7 @@ class ColumnSteps:
             resets[row] = tokens[row]  # last: from now on the answer counts
 
     def _step_results_of(self, rows: list[int], columns: StepColumns) -> list[StepResult]:
-        """Return what columns give to rows, whose arrays are copies."""
+        """Return the step_results of rows from columns, with copies of the arrays."""
         result = tuple(column[rows] for column in columns[:4])
         infos = [columns.infos[row] for row in rows]
         return step_results_of(self._batch.env, (*result, infos), len(rows))
@@ -942,7 +945,7 @@ class ColumnSteps:
     def _answer_one_by_one(
         self, rows: list[int], step_results: list[StepResult], tokens: Array
     ) -> None:
-        """Answer the steps of which there is more to say."""
+        """Answer the steps that have more to report than columns can hold."""
         for row in rows:
             self._runners[row].writer.step_buffer = self._newest_buffer(row)
         answers = {row: self._row_step(row, tokens) for row in rows}
@@ -955,7 +958,7 @@ class ColumnSteps:
 
 
 def column_steps_of(block_rows: Sequence[BlockRow]) -> list[tuple[int, int, ColumnSteps]]:
-    """Return what takes the steps of batched envs among these, from and to which position."""
+    """Return the first position, the end and the `ColumnSteps` of each batched env that has one."""
     found: list[tuple[int, int, ColumnSteps]] = []
     first = 0
     for batch, group in itertools.groupby(block_rows, _batch_of):
@@ -977,20 +980,21 @@ def _batch_of(block_row: BlockRow) -> BatchRunner | None:
 
 
 class AsyncBatchRunner(BatchRunner):
-    """Runs a batched env that gives the results of those rows first that are done first.
+    """A runner of a batched env that returns results first for the rows that are done first.
 
-    What is asked for is begun before results are waited for, and these are waited for once in each
+    Steps and resets are begun before it waits for results, and it waits for these once in each
     round of the host. If fewer rows are under way than have to be, rows in no episode are stepped
-    with them, which nobody gets to see.
+    with them, and nobody gets to see those steps.
     """
 
     is_async = True
 
     def __init__(self, batch: Batch, spec: EnvFactory, context: HostContext) -> None:
         super().__init__(batch, spec, context)
-        # What is under way; None for what nobody wants.
+        # The steps and resets under way, by row; None for those whose results nobody wants.
         self._under_way: dict[int, RowStep | RowReset | None] = {}
-        # Resets cannot be begun as they are; if nothing has changed in the next round, they fail.
+        # Whether the resets cannot be begun as things are; if nothing has changed in the next
+        # round, they fail.
         self._waits_in_vain = False
 
     def close_row(self, row: int) -> None:
@@ -1025,7 +1029,7 @@ class AsyncBatchRunner(BatchRunner):
 
     @property
     def _can_receive(self) -> bool:
-        """Whether results are wanted, and so many rows are under way, or may be, that they come."""
+        """Whether results are wanted, and enough rows are or can be under way for them to come."""
         under_way = self._under_way
         is_wanted = under_way and (self.resets or any(under_way.values()))
         return bool(is_wanted) and len(under_way) + len(self._idle_rows()) >= self._most
@@ -1042,12 +1046,12 @@ class AsyncBatchRunner(BatchRunner):
         return env
 
     def _idle_rows(self) -> list[int]:
-        """Return the rows in no episode that nothing is under way of."""
+        """Return the rows in no episode for which nothing is under way."""
         rows = range(self._batch.size)
         return [i for i in rows if not self.in_episode[i] and i not in self._under_way]
 
     def _begin_submitted(self) -> bool:
-        """Begin what rows were asked for; return whether that was anything."""
+        """Begin the steps and resets of rows; return whether there was anything to begin."""
         steps, self.steps = self.steps, {}
         if steps:
             rows = sorted(steps)
@@ -1123,10 +1127,10 @@ class AsyncBatchRunner(BatchRunner):
                 one.answer()
 
     def _checked_rows(self, received: Sequence[int]) -> list[int]:
-        """Return the rows that results have come of.
+        """Return the rows whose results have come.
 
         Raises:
-            EnvContractError: they are none, or one of them is named twice.
+            EnvContractError: they are no rows of the env, or one of them is named twice.
         """
         rows = list(received)
         if len(set(rows)) < len(rows) or not set(rows) <= set(range(self._batch.size)):
@@ -1145,7 +1149,7 @@ class AsyncBatchRunner(BatchRunner):
             return error
 
     def _fail_all(self, error: BaseException, step: RowStep | None) -> None:
-        """Report what has gone wrong with results: nobody can tell with whose."""
+        """Report an error in receiving results: nobody can tell whose results it concerns."""
         reraise_interrupt(error, self._context.settings)
         resets = [one for one in self._under_way.values() if isinstance(one, RowReset)]
         self._under_way.clear()
@@ -1155,7 +1159,7 @@ class AsyncBatchRunner(BatchRunner):
 
 
 def _fail(resets: Iterable[RowReset], error: BaseException) -> None:
-    """Answer resets with what was raised: first all are marked, for an answer may ask for more."""
+    """Answer resets with an exception: all are marked first, as an answer may ask for more."""
     resets = list(resets)
     for reset in resets:
         reset.env.first = error

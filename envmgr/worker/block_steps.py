@@ -2,8 +2,8 @@
 
 The trainer writes actions and tokens into the rows of envs, and then a number into `posted` of
 their host. The host (`BlockStepper.take_posted`) reads the actions of all of its rows at once
-(`ActionReader`), has the envs take their steps one after another, each of which answers in the
-block, and rings for the trainer if that sleeps. `TimedBlockStepper` also writes down how long steps
+(`ActionReader`), has the envs take their steps one after another, each answered in the block, and
+rings the trainer's bell if the trainer sleeps. `TimedBlockStepper` also writes down how long steps
 and resets take.
 """
 
@@ -32,17 +32,17 @@ from envmgr.worker.batch_runner import column_steps_of
 from envmgr.worker.env_runner import BlockRow, StepFunction
 
 _RING_AT_LEAST_S = 200e-6
-"""How often a host rings at most for each env: a parent that is woken for every cheap step of many
-takes from the hosts what it gains. It looks around by itself, too."""
+"""The least time between rings of a host that rings for each env: a parent that is woken for every
+one of many cheap steps takes from the hosts what it gains. It looks around by itself, too."""
 
 _NOTHING_SEEN = -1
-"""Equal to nothing that is posted."""
+"""A number that is never posted."""
 
 _SPINS = 16
 _LEAST_SHARE = 16
 
 _RowAndTokens = tuple[BlockRow, int, int]
-"""A row, and the tokens of the step and of the reset that it has taken last."""
+"""A row, and the tokens of the latest step and the latest reset that it has taken."""
 
 
 # -- actions ------------------------------------------------------------------------------------
@@ -53,9 +53,10 @@ class ActionReader:
 
     Args:
         block: the columns.
-        rows: which.
-        takes_any_number: of each, whether its env converts actions that are numbers in any case.
-        kind: which kind of actions they take.
+        rows: the rows.
+        takes_any_number: for each row, whether its env converts actions that are numbers in any
+            case.
+        kind: which kind of actions the rows take.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class ActionReader:
         self._positions = None if end - first == len(rows) else [row - first for row in rows]
         self._columns = [column[first:end] for column in block.actions_of[kind]]
         self._forms = block.kinds[first:end]
-        # Others get Python's numbers, whatever was sent: C steps what is inside of what converts.
+        # Rows that are not in this list get Python's numbers, whatever was sent: C steps the env
+        # that is inside the wrapper that converts.
         self._as_sent = [
             row - first
             for row, any_number in zip(rows, takes_any_number, strict=True)
@@ -77,7 +79,7 @@ class ActionReader:
 
     @property
     def readers(self) -> tuple[Any, Callable[[], list[Any]]]:
-        """The actions as Python's numbers, one by one, or None; and all of them, as `read`."""
+        """The actions as indexable Python numbers, or None; and a function that reads them all."""
         if self._is_number and not self._as_sent and self._positions is None:
             (column,) = self._columns
             return items(column), column.tolist
@@ -114,9 +116,9 @@ class MixedActionReader:
 
     Args:
         block: the columns.
-        rows: which.
+        rows: the rows.
         kinds: the kind of actions that each of them takes.
-        takes_any_number: as of `ActionReader`.
+        takes_any_number: as for `ActionReader`.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class MixedActionReader:
 
     @property
     def readers(self) -> tuple[Any, Callable[[], list[Any]]]:
-        """As of `ActionReader`."""
+        """See `ActionReader.readers`."""
         return None, self.read
 
     def read(self) -> list[Any]:
@@ -157,16 +159,16 @@ def _do_not_ring() -> None:
 
 
 def _skip_step(token: int, action: Any) -> None:
-    """Stand in for the step of an env that was closed in the midst of a batch."""
+    """Stand in for the step of an env that was closed in the middle of a batch."""
 
 
 class BlockStepper:
     """Takes the posted steps of all envs of a host.
 
     Args:
-        index: which of the manager's hosts it is.
-        ring: rings the trainer's bell; None where it is the trainer who runs the steps.
-        timed: say when each step began, because there are time limits.
+        index: index of the host among the manager's hosts.
+        ring: rings the trainer's bell; None if the trainer itself runs the steps.
+        timed: whether to say when each step began, because there are time limits.
         spin_s: how long to watch the block before sleeping; 0 never does.
 
     Attributes:
@@ -187,7 +189,7 @@ class BlockStepper:
         self._steps: list[StepFunction] = []
         self._step_tokens: list[int] = []
         self._reset_tokens: list[int] = []
-        # The rows that are to take part, while that changes.
+        # The rows that are to take part, while they are being changed.
         self._next_rows: list[_RowAndTokens] | None = None
         self._batch: tuple[list[BlockRow], list[StepFunction]] = ([], [])
         self._seen = 0
@@ -221,7 +223,7 @@ class BlockStepper:
         self._set_rows(sorted((*self._rows_and_tokens(), new), key=lambda known: known[0].row))
 
     def remove_row(self, row: int) -> None:
-        """Have the env of a row take part no more, since it is closed."""
+        """Have the env of a row take part no more: it is closed, or another one takes its place."""
         block_rows, steps = self._batch
         for position, block_row in enumerate(block_rows):
             if block_row.row == row:
@@ -234,8 +236,8 @@ class BlockStepper:
     def _rows_and_tokens(self) -> list[_RowAndTokens]:
         """Return the rows that take part, with the tokens that each has taken last.
 
-        Where envs run in the caller an interrupt may have come into `_set_rows`: then what that was
-        to do counts.
+        Where envs run in the caller, an interrupt may have come into `_set_rows`: then the rows
+        that it was to set count.
         """
         if self._next_rows is not None:
             return self._next_rows
@@ -280,15 +282,15 @@ class BlockStepper:
             self._take_in_c = hot.BatchOfSteps(hot.OrdinaryStep, self._running, since, self._index)
 
     def has_new_messages(self) -> bool:
-        """Return whether messages were sent to this host since this was asked last."""
+        """Return whether messages have been sent to this host since the last call."""
         read, self._n_messages_read = self._n_messages_read, self._n_messages[self._index]
         return bool(read != self._n_messages_read)
 
     def _spin(self, seen: int) -> bool:
-        """Watch for something to do, for a while; return whether there is.
+        """Watch for something to do, for a while; return whether there is something.
 
-        How long depends on how it went before: where the trainer takes its time, it is not worth
-        it.
+        How long it watches depends on how it went before: if the trainer takes its time, watching
+        is not worth it.
         """
         posted, index = self._posted, self._index
         end = monotonic() + self._spin_s
@@ -306,11 +308,12 @@ class BlockStepper:
         """Take the steps that are posted, batch after batch, until there is something else to do.
 
         Args:
-            await_bell: sleeps until the host is rung for, and returns False if there is more to it
+            await_bell: sleeps until the host's bell rings, and returns False if there is more to do
                 than posted steps.
 
         Returns:
-            Whether resets follow the batch that was taken last; None if none was taken since then.
+            Whether resets follow the batch that was taken last; None if the host has slept since
+            that batch.
         """
         index, posted, sleeping, own_fence = self._index, self._posted, self._sleeping, self._fence
         n_messages, n_read, watches = self._n_messages, self._n_messages_read, self._most_s > 0.0
@@ -332,7 +335,7 @@ class BlockStepper:
                 return None
 
     def take_posted(self) -> bool | None:
-        """Take the steps that are posted, one batch.
+        """Take one batch of posted steps.
 
         Returns:
             Whether resets follow; None if nothing was posted.
@@ -354,7 +357,7 @@ class BlockStepper:
         return bool(follows)
 
     def _take_lone(self, posting: int) -> bool | None:
-        """As `_take_batch`, for an env that is alone."""
+        """Do what `_take_batch` does, for an env that is alone."""
         token, tokens, number = self._requests[self._first], self._step_tokens, self._readers[0]
         if token == tokens[0]:
             return False
@@ -412,7 +415,7 @@ class BlockStepper:
         return follows
 
     def _take_columns(self, requests: list[int]) -> bool:
-        """Take the steps of batched envs that are taken in columns; return as `_take_batch`."""
+        """Take the steps of batched envs that go in columns; return whether resets follow."""
         follows, block_rows = False, self._block_rows
         for first, end, column_steps in self._column_steps:
             before = self._step_tokens
@@ -435,7 +438,7 @@ class BlockStepper:
         return follows
 
     def _take_resets(self) -> bool:
-        """Have the envs be reset for which that was posted; return whether there are any."""
+        """Have the envs reset for which a reset was posted; return whether there are any."""
         if not self._block_rows:  # as in `_take_batch`
             return False
         requests, before = self._in_rows(self._reset_requests), self._reset_tokens
@@ -451,13 +454,13 @@ class BlockStepper:
         return numbers if self._is_dense else [numbers[row - self._first] for row in self._rows]
 
     def note_running(self, row: int) -> None:
-        """Say in the block that the env of a row is run from now on."""
+        """Say in the block that the env of a row is running from now on."""
         if self._timed:
             self._since[self._index] = monotonic()
         self._running[self._index] = row + 1
 
     def note_idle(self) -> None:
-        """Say in the block that no env is run from now on."""
+        """Say in the block that no env is running from now on."""
         if self._block_rows:
             self._running[self._index] = 0
             if self._timed:
@@ -466,10 +469,11 @@ class BlockStepper:
     # -- the trainer's bell -----------------------------------------------------------------
 
     def _is_last(self, posting: int) -> bool:
-        """Return whether all hosts that the same was posted for have finished.
+        """Return whether all hosts that have the same posting have finished it.
 
-        Of two that finish at once at least one finds that: each has said so before it looks. The
-        host that was rung last is asked first, for it is the one most likely to be busy still.
+        If two finish at once, at least one of them finds that all have: each says that it has
+        finished before it looks. The host that was rung last is checked first, because it is the
+        one most likely to be still busy.
         """
         posted, finished = self._posted, self._finished
         for index in range(len(posted) - 1, -1, -1):
@@ -478,7 +482,7 @@ class BlockStepper:
         return True
 
     def ring_if_asleep(self) -> None:
-        """Ring for the trainer if it sleeps."""
+        """Ring the trainer's bell if the trainer sleeps."""
         if self._block_rows and self._rings:
             with self._fence:
                 pass
@@ -492,20 +496,20 @@ _COST_S = 2e-6
 """What measuring one step costs, at most."""
 
 _SHARE = 0.005
-"""So much of the time of steps may be spent on measuring them."""
+"""The share of the steps' time that may be spent on measuring them."""
 
 _MOST_SKIPPED = 511
 
 _SLOW = 4
-"""A batch that takes so many times as long as the one that was measured last is looked into."""
+"""A batch that takes this many times as long as the last measured one is looked into."""
 
 
 class TimedBlockStepper(BlockStepper):
     """Takes steps as `BlockStepper` does, and writes into the block how long steps and resets take.
 
-    As many batches are passed over as keep the cost small, depending on how long the last one that
-    was measured took. What is counted then stands for those that were passed over, too, so that
-    counts are those of all steps, nearly.
+    It skips as many batches as it takes to keep the cost small, depending on how long the last
+    measured batch took. The counts of a measured batch then stand for the skipped ones, too, so
+    that the counts are nearly those of all steps.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -542,7 +546,7 @@ class TimedBlockStepper(BlockStepper):
             self._steps = [self._sampling(self._plain_steps[0], self._timed_steps[0])]
 
     def _timing(self, take: StepFunction, row: int, counts: Any) -> StepFunction:
-        """Return a step that is measured."""
+        """Return a step function that is measured."""
         log = self._log
 
         def step(token: int, action: Any) -> bool | None:
@@ -557,7 +561,7 @@ class TimedBlockStepper(BlockStepper):
         return step
 
     def _sampling(self, take: StepFunction, timed: StepFunction) -> StepFunction:
-        """Return the step of a lone env, which is measured now and then."""
+        """Return the step function of a lone env, which is measured now and then."""
 
         def step(token: int, action: Any) -> bool | None:
             if self._skip:
@@ -573,10 +577,10 @@ class TimedBlockStepper(BlockStepper):
         return step
 
     def _plan_skips(self, took_s: float, n_steps: int) -> None:
-        """Decide how many batches to pass over, after one that was measured.
+        """Decide how many batches to skip, after one that was measured.
 
-        The measuring makes cheap steps take several times as long: what counts is how long they
-        take without it, at best, in the batches that were passed over.
+        Measuring makes cheap steps take several times as long: what counts is how long they take
+        without it, at best, in the batches that were skipped.
         """
         plain_s = max(min(took_s, self._plain_s), _COST_S)
         self._skip = min(int(n_steps * _COST_S / (_SHARE * plain_s)), _MOST_SKIPPED)
@@ -584,7 +588,7 @@ class TimedBlockStepper(BlockStepper):
         self._slow_s = took_s * _SLOW
 
     def _take_batch(self, posting: int) -> bool:
-        # The class is named, as `super()` costs as much as the clock, and this is in every batch.
+        # The class is named, as `super()` costs as much as the clock, and this runs for each batch.
         if self._skip:
             self._skip -= 1
             self._n_skipped += 1
@@ -653,7 +657,7 @@ class TimedBlockStepper(BlockStepper):
 def block_stepper(
     index: int, ring: Callable[[], None] | None, *, measures: bool, **options: Any
 ) -> BlockStepper:
-    """Return what takes the posted steps of a host.
+    """Return the stepper that takes the posted steps of a host.
 
     Args:
         index: see `BlockStepper`.

@@ -1,4 +1,4 @@
-"""Copies of requests and replies that cross no process boundary: neither side shares data."""
+"""Copies of requests and replies that cross no process boundary, so that sides share no data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envmgr.wire.messages import Attribute, Message, Op, RemoteFailure, ResetReq
 
 
 def copied_request(message: Message) -> Message:
-    """Return a request, with copies of what its sender may go on to change.
+    """Return a request with copies of the parts that its sender may change later.
 
     Raises:
         FrameError: an action cannot be copied.
@@ -37,9 +37,9 @@ def copied_request(message: Message) -> Message:
 
 
 def copied_reply(message: Message) -> Message:
-    """Return a reply, with copies of what the env may go on to change.
+    """Return a reply with copies of the parts that the env may change later.
 
-    Its observation has been copied before: see `ObservationWriter`.
+    Its observation has already been copied: see `ObservationWriter`.
     """
     if message.op in (Op.STEPPED, Op.RESET_DONE) and message.payload is not None:
         reference, *rest = message.payload
@@ -83,7 +83,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _copied(value: Any, of_object: Callable[[Any], Any] = _as_it_is) -> Any:
-    """Return a copy of containers and arrays; what is neither, `of_object` copies."""
+    """Return a copy of containers and arrays; `of_object` copies everything else."""
     try:
         return _copy_parts(value, of_object)
     except RecursionError:  # a container that contains itself

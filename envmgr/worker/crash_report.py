@@ -1,17 +1,17 @@
 """What a worker leaves behind when it dies: the end of its stderr, and faulthandler's report.
 
 All reports are written into one anonymous, sparse file of the manager, in which each host has a
-section. So a worker never waits for somebody to read, the trainer needs one fd for all of them, and
-the file is read only after a death. Why not pipes, or a file each: docs/decisions/0014.
+section. So a worker never waits for a reader, the trainer needs one fd for all of them, and the
+file is read only after a death. docs/decisions/0014 says why not pipes, or a file each.
 
-A worker that lives tells where it is: when it is sent `STACKS_SIGNAL`, the stacks of all its
-threads go into a file of its own. Who asks empties that file before, through `/proc`; a worker may
-be asked any number of times, by the trainer and by others of the same user.
+A living worker can tell where it is: when it is sent `STACKS_SIGNAL`, it writes the stacks of all
+its threads into a file of its own. The process that asks empties that file first, through `/proc`;
+a worker may be asked any number of times, by the trainer and by other processes of the same user.
 
-What goes through `sys.stderr` goes to the trainer's stderr as ever, and a copy of its end is kept.
-Fatal signals are reported by faulthandler from inside of a signal handler, into one fd: the report
-is kept here, and the trainer's log has it with the failure. What libraries in C write to fd 2 goes
-to the trainer's stderr and is not kept.
+What is written to `sys.stderr` goes to the trainer's stderr as usual, and a copy of its end is
+kept. Fatal signals are reported by faulthandler from inside a signal handler, into one fd: the
+report is kept here, and the trainer's log has it with the failure. What C libraries write to fd 2
+goes to the trainer's stderr and is not kept.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from collections.abc import Callable
 from typing import Any
 
 ARE_KEPT = sys.platform == "linux" and hasattr(os, "memfd_create")
-"""Whether there are reports; a constant of the platform, on which trainer and workers agree."""
+"""Whether there are reports; a constant of the platform, so trainer and workers agree on it."""
 
 SECTION_BYTES = 1 << 20
 
 STDERR_AT = 1 << 19
-"""Where the stderr of a host is in its section; in front of it is faulthandler's report."""
+"""Offset of a host's stderr in its section; faulthandler's report is in front of it."""
 
 STACKS_FILE = "envmgr-stacks"
 """Name of the anonymous file that a worker writes its stacks into."""
 
 STACKS_SIGNAL: int | None = None if sys.platform != "linux" else signal.SIGRTMIN + 11
-"""Has a worker write down its stacks: a real-time signal, which nobody else is likely to use."""
+"""Makes a worker write down its stacks: a real-time signal that nobody else is likely to use."""
 
 STDERR_BYTES = 2048
 
@@ -51,11 +51,11 @@ REPORT_BYTES = 16384
 
 
 class CrashRecorder:
-    """Has the end of a worker's stderr and reports of fatal signals written down.
+    """A recorder of the end of a worker's stderr and of reports of fatal signals.
 
     Args:
-        fd: of the file; closed here.
-        index: which of the manager's hosts the worker is.
+        fd: file descriptor of the file for reports; closed here.
+        index: index of the worker among the manager's hosts.
     """
 
     def __init__(self, fd: int, index: int) -> None:
@@ -73,13 +73,13 @@ class CrashRecorder:
             self._keep_copy_of(sys.stderr)
 
     def note_running(self, number: int) -> None:
-        """Say which env is run from now on: its env_id + 1, or 0 for none."""
+        """Record which env is running from now on: its env_id + 1, or 0 for none."""
         RUNNING.pack_into(self._area, RUNNING_AT - STDERR_AT, number)
 
     def _keep_copy_of(self, stream: Any) -> None:
-        """Keep a copy of what is written to a stream, which stays the object that it is.
+        """Keep a copy of what is written to a stream, without replacing the stream object.
 
-        Logging handlers and others hold on to the stream itself.
+        Logging handlers and others hold on to that object.
         """
         write: Callable[[str], int] = stream.write
 
@@ -99,7 +99,7 @@ class CrashRecorder:
         self._area[: len(kept)] = bytes(kept)
 
     def _stop_in_fork(self) -> None:
-        """Have what the env forks write to stderr alone."""
+        """Have processes that the env forks write to stderr only."""
         self._writes = False
         with contextlib.suppress(Exception):  # a stderr without an fd
             faulthandler.enable()
@@ -113,7 +113,7 @@ def _opened_anew(fd: int, offset: int) -> int:
 
 
 def _file_of_stacks() -> int:
-    """Return the fd of a file to which all that is written is appended, wherever it ends then."""
+    """Return the fd of a file in append mode: writes go to its end, wherever that is by then."""
     fd = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -122,7 +122,7 @@ def _file_of_stacks() -> int:
 
 
 def record_crashes(fd: int, index: int) -> CrashRecorder | None:
-    """Have what this worker leaves behind be written down, as far as that can be done."""
+    """Record what this worker leaves behind when it dies, as far as that can be done."""
     with contextlib.suppress(OSError, ValueError):  # no /proc, or no memory: stderr is as it was
         return CrashRecorder(fd, index)
     return None

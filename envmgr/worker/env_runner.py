@@ -56,13 +56,13 @@ from envmgr.worker.sinks import BlockSink, MessageSink, reraise_interrupt
 
 _NOTHING_KEPT = RemoteFailure(FailureKind.PROTOCOL, "reset", message="no reset was kept")
 _START_KEY = (0x57A27,)
-"""Makes another stream of an env's seed than any of those that the env itself uses."""
+"""Makes a random stream from an env's seed that differs from all that the env itself uses."""
 _NO_PLAN = EpisodePlan(auto_reset=False, episodes_left=0, params={})
 _FIELDS = EnvTimestep._fields
 
 StepFunction = Callable[[int, Any], bool | None]
-"""Takes a step that was posted in the block and answers it, given its token and the action; true if
-a reset is to be run later."""
+"""Takes a step that was posted in the block and answers it, given its token and the action; returns
+true if a reset is to be run later."""
 
 
 class ResetTimer(Protocol):
@@ -72,7 +72,7 @@ class ResetTimer(Protocol):
         """Reset an env as `adapt.reset_env` does, and measure it."""
 
     def note_reset(self, env: Any, seconds: float) -> None:
-        """Count a reset that somebody else has measured."""
+        """Count a reset that the caller has measured."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,13 @@ class HostContext:
 
     Attributes:
         settings: see `HostSettings`.
-        messages: answers by message.
+        messages: answers requests by message.
         wants_recycling: asked at each episode's end whether the worker has reached a limit; None if
             it has none.
-        run_later: takes a function that runs a reset, and has it run after what has come meanwhile.
-        forms: what the host knows of forms of infos.
-        reset_timer: is told how long resets take; None where nobody wants to know.
+        run_later: takes a function that runs a reset, and has it run after the requests that have
+            come meanwhile.
+        forms: what the host knows of the forms of infos.
+        reset_timer: is told how long resets take; None if nobody wants to know.
     """
 
     settings: HostSettings
@@ -100,22 +101,23 @@ class HostContext:
 class EnvRunner:
     """Runs one env, from its construction until it is closed.
 
-    Where there is no runner, since what is done here first raises, who wanted it closes the env.
+    If the constructor raises, so that there is no runner, its caller closes the env.
 
     Args:
         env: the env, as `adapt.as_base_env` returned it.
         context: what its host gives it.
 
     Attributes:
-        spaces: those of observations, actions and rewards.
+        spaces: the spaces of observations, actions and rewards.
         step_result: takes one action in the env.
-        reset_env: resets the env, given that and its reset params, as `adapt.reset_env` does.
+        reset_env: resets the env, given the env and its reset params, as `adapt.reset_env` does.
         plan: what the host does by itself when an episode ends.
-        episodes: how many have ended.
+        episodes: how many episodes have ended.
         episodes_left: after how many more ends the host begins the next episode by itself.
-        refuses_non_finite: rewards have to be finite.
-        has_ordinary_steps: `ordinary_steps` may be used: no class below does more at a step.
-        is_async: resets and steps are awaited, and others go on meanwhile.
+        refuses_non_finite: whether rewards have to be finite.
+        has_ordinary_steps: whether `ordinary_steps` may be used: not if a subclass does more at a
+            step.
+        is_async: whether resets and steps are awaited, while other envs go on.
 
     Raises:
         Exception: what the env raises when it is asked for its spaces.
@@ -144,7 +146,7 @@ class EnvRunner:
         self.writer = ObservationWriter(self.spaces[0], settings.rules, self._notice)
 
     def close(self) -> None:
-        """Close the env; what its own `close` raises is nobody's concern any more."""
+        """Close the env, and ignore what its own `close` raises."""
         self._is_closed = True
         try:
             adapt.close_env(self.env)
@@ -183,11 +185,11 @@ class EnvRunner:
         """Take a step, check what it gave, answer it, and see to the reset that follows it.
 
         Args:
-            sink: answers.
+            sink: answers the step.
             key: the request, as the sink knows it.
             step_result_of: returns what the step gave; runs the env's code, or only reads what that
                 has returned.
-            argument: its argument.
+            argument: the argument of `step_result_of`.
 
         Returns:
             Whether a reset is to be run later.
@@ -218,13 +220,14 @@ class EnvRunner:
         return True
 
     def report_exception(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
-        """Report that a step has raised; return False, for no reset follows."""
-        # With the notices of this step: the next one may be an ordinary one in C, which sends none.
+        """Report that a step has raised; return False, since no reset follows."""
+        # This step's notices are sent, too: the next step may be an ordinary one in C, which sends
+        # none.
         self.send(sink, key, (sink.exception_reply(key, error, "step"),))
         return False
 
     def report_abnormal(self, sink: MessageSink, key: Any, info: Any) -> bool:
-        """Report that the env has called its step abnormal; return False, for no reset follows."""
+        """Report that the env called its step abnormal; return False, since no reset follows."""
         failure = RemoteFailure(FailureKind.ABNORMAL, "step", info=info)
         self._messages.send(sink.failure_reply(key, failure))
         return False
@@ -242,14 +245,14 @@ class EnvRunner:
     # -- resets -----------------------------------------------------------------------------
 
     def begin_episode_later(self, sink: MessageSink, key: Any) -> None:
-        """Have the next episode begin later, since one has ended; as `reset_later`."""
+        """Have the next episode begin later, since one has ended; see `reset_later`."""
         self.reset_later(sink, key)
 
     def reset_later(self, sink: MessageSink, key: Any) -> None:
-        """Have the env be reset later, as its plan says.
+        """Have the env reset later, as its plan says.
 
         Args:
-            sink: answers.
+            sink: answers the reset.
             key: the request that the reset answers, or a part of it.
         """
         self._context.run_later(partial(self.run_reset, sink, key))
@@ -261,7 +264,7 @@ class EnvRunner:
             self.send(sink, key, self.begin_episode(sink, key))
 
     def begin_episode(self, sink: MessageSink, key: Any) -> Sequence[Any]:
-        """Reset the env as its plan says; return the messages that answer this."""
+        """Reset the env as its plan says; return the messages that answer the reset."""
         try:
             observation, info = self.reset_env(self.env, self.plan.params)
             return sink.answer_reset(key, self.writer.write(observation, of_reset=True), info)
@@ -295,11 +298,11 @@ class EnvRunner:
             self.send(self._messages, message, replies)
 
     def when_reset(self, then: Callable[[], None], message: Message) -> None:
-        """Do something for a request when the reset that is under way is over, if one is."""
+        """Call `then` for a request, once the reset that is under way, if any, is over."""
         then()
 
     def answer_with_kept_reset(self, message: Message) -> None:
-        """Answer with what came of the reset that was kept; nobody may want an answer."""
+        """Answer with the result of the reset that was kept, unless nobody wants an answer."""
         kept, self._kept_reset = self._kept_reset, _NOTHING_KEPT
         if message.request_id == UNANSWERED:
             return
@@ -318,7 +321,7 @@ class EnvRunner:
         return done(self.step_result(action))
 
     def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
-        """Return what is reported of an exception of the env; raise it if it is not the env's."""
+        """Return the failure to report for an exception; raise it if it is not the env's."""
         return self._messages.failure_of(error, during)
 
     def _reset_as_ordered(self, message: Message) -> Steps[tuple[Any, dict[str, Any]]]:
@@ -369,7 +372,7 @@ class EnvRunner:
     # -- messages ---------------------------------------------------------------------------
 
     def send(self, sink: MessageSink, key: Any, messages: Sequence[Any]) -> None:
-        """Send the messages that answer a request; before them, once, what the trainer logs."""
+        """Send the messages that answer a request, after any new notices for the trainer's log."""
         if self._notices:
             notices, self._notices = self._notices, []
             for text in notices:
@@ -386,10 +389,10 @@ class EnvRunner:
 class CheckpointingEnvRunner(EnvRunner):
     """Saves the state of its env in the manager every `save_every` steps of an episode.
 
-    An env that takes the place of this one goes on from what was saved last.
+    An env that takes the place of this one goes on from the state that was saved last.
 
     Args:
-        env: as of `EnvRunner`.
+        env: as for `EnvRunner`.
         context: likewise.
 
     Raises:
@@ -421,7 +424,7 @@ class CheckpointingEnvRunner(EnvRunner):
         step_result_of: Callable[[Any], StepResult],
         argument: Any,
     ) -> bool:
-        """Take a step as `EnvRunner` does, and save what the env has become if that is due."""
+        """Take a step as `EnvRunner` does, and save the env's new state if that is due."""
         self._n_steps += 1
         follows = super().take_step(sink, key, step_result_of, argument)
         if self._n_steps and self._n_steps % self._save_every == 0:
@@ -439,7 +442,7 @@ class CheckpointingEnvRunner(EnvRunner):
             self._save_every = math.inf
             self._notice(f"its state cannot be saved, it will not be resumed: {error}")
 
-    # An episode that has ended, or failed, is not saved any more; the next one counts anew.
+    # An episode that has ended, or failed, is not saved any more; the next one counts from 0 again.
 
     def end_episode(self) -> AfterStep:
         """Count the end of an episode, and return what the host does after that."""
@@ -447,12 +450,12 @@ class CheckpointingEnvRunner(EnvRunner):
         return super().end_episode()
 
     def report_exception(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
-        """Report that a step has raised; return False, for no reset follows."""
+        """Report that a step has raised; return False, since no reset follows."""
         self._n_steps = 0
         return super().report_exception(sink, key, error)
 
     def report_abnormal(self, sink: MessageSink, key: Any, info: Any) -> bool:
-        """Report that the env has called its step abnormal; return False, for no reset follows."""
+        """Report that the env called its step abnormal; return False, since no reset follows."""
         self._n_steps = 0
         return super().report_abnormal(sink, key, info)
 
@@ -462,7 +465,7 @@ class CheckpointingEnvRunner(EnvRunner):
         super().reset(message)
 
     def begin_episode(self, sink: MessageSink, key: Any) -> Sequence[Any]:
-        """Reset the env as its plan says; return the messages that answer this."""
+        """Reset the env as its plan says; return the messages that answer the reset."""
         self._episode += 1
         self._n_steps = 0
         return super().begin_episode(sink, key)
@@ -472,7 +475,7 @@ class CheckpointingEnvRunner(EnvRunner):
 
 
 def as_it_is(step_result: StepResult) -> StepResult:
-    """Return what a step gave that was taken before: for `take_step`."""
+    """Return the result of a step that has already been taken, for `take_step`."""
     return step_result
 
 
@@ -480,8 +483,8 @@ def check_reward(reward: Any, *, refuse_non_finite: bool) -> None:
     """Check that a reward is a number, or consists of numbers.
 
     Raises:
-        ValueMismatchError: it does not.
-        NonFiniteError: one of them is not finite, which is refused.
+        ValueMismatchError: the reward is neither.
+        NonFiniteError: a number is not finite, which is refused.
     """
     if type(reward) is not float and not _is_numeric(reward):
         raise ValueMismatchError(f"the reward is {short_text(reward)}, not a number")
@@ -491,7 +494,7 @@ def check_reward(reward: Any, *, refuse_non_finite: bool) -> None:
 
 
 def _parts(reward: Any) -> Iterable[Any] | None:
-    """Return the rewards that a reward consists of; None if it is one, or an array of them."""
+    """Return the rewards that a reward consists of; None if it is a single one, or an array."""
     if isinstance(reward, Mapping):
         return reward.values()
     return reward if isinstance(reward, (list, tuple)) else None
@@ -522,9 +525,9 @@ class BlockRow:
     """One env's row of the block: what is posted there reaches the env through this.
 
     Attributes:
-        sink: answers there.
+        sink: answers in the block.
         step: takes a step.
-        takes_any_number: an action that is a number is converted by the env in any case.
+        takes_any_number: whether the env converts an action that is a number in any case.
         runner: runs the env.
         action_kind: which of the kinds of actions in the block the env takes.
     """
@@ -537,7 +540,7 @@ class BlockRow:
 
     @property
     def row(self) -> int:
-        """Which row it is."""
+        """The index of the row."""
         return self.sink.row
 
 
@@ -553,21 +556,22 @@ def block_row_of(runner: EnvRunner, sink: BlockSink, action_kind: int) -> BlockR
 
 
 def _converts_actions(runner: EnvRunner, actions: Layout) -> bool:
-    """Whether the env expects Python's numbers where actions in the block have numpy's."""
+    """Return whether the env expects Python's numbers where actions in the block have NumPy's."""
     is_gymnasium = type(runner.env) is GymnasiumEnv
     return is_gymnasium and any(leaf.is_number and leaf.path for leaf in actions.leaves)
 
 
 def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
-    """Return what takes the steps of an env in C, if its observations have room in shared memory.
+    """Return a step function in C, if the env's observations have room in shared memory.
 
-    None without C, for arrays that have no buffer, which is all that C knows of them, and for
-    observations of very many parts.
+    Return None without the C extension, for arrays that have no buffer (C knows arrays only by
+    their buffers), for observations of very many parts, and for floats of unusual size if they
+    are to be tested for NaN.
 
-    What C has is `EnvRunner.take_step` for steps about which nothing is out of the
+    The C code does what `EnvRunner.take_step` does for steps about which nothing is out of the
     ordinary: gymnasium's five values, or a timestep; arrays that fit, numbers and texts, nested as
-    the space is; a number as the reward, an info that can be written at once. All others it leaves
-    to that, with what the env has returned. Ends of episodes come back here.
+    the space is; a number as the reward, an info that can be written at once. It leaves all other
+    steps to `EnvRunner.take_step`, with what the env has returned. Ends of episodes come back here.
     """
     writer, placed = runner.writer, runner.writer.placed
     if hot is None or placed is None or len(placed.leaves) > hot.MOST_LEAVES:
@@ -664,11 +668,11 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
 _TESTED_IN_C = (np.dtype(np.float32), np.dtype(np.float64))
 
 _Codes = dict[np.dtype[Any], list[int]]
-"""Flags of replies by buffer, for each dtype of an array that is the reward."""
+"""Flags of replies by buffer, for each dtype of a reward that is an array."""
 
 
 def _codes_of_arrays(codes: list[int]) -> _Codes:
-    """Return the flags of the same replies, if the reward is an array of one number of a dtype."""
+    """Return, by dtype, the flags of the same replies whose reward is an array of one number."""
     arrays = [np.zeros(1, dtype) for dtype in (np.float32, np.float64)]
     return {
         array.dtype: [code | (kind_of_reward(array) or 0) << REWARD_SHIFT for code in codes]

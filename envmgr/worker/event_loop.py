@@ -1,10 +1,11 @@
 """The event loop of a worker that runs async envs, and what is under way in it for each of them.
 
 Code that serves sync and async envs alike is written as generators (`Steps`). `finish` runs one
-that waits for nothing, at the price of a call; `WorkerLoop.run` runs one at once until it yields,
+that waits for nothing, at the cost of a call; `WorkerLoop.run` runs one at once until it yields,
 and the rest as a task: the first `yield` enters the event loop. So a worker without async envs has
-none, and does not even import asyncio. (Coroutines would do the same. But if Ctrl-C comes between
-the making of one and its first step, in the trainer, Python warns that it was never awaited.)
+no loop, and does not even import asyncio. (Coroutines would do as well. But if Ctrl-C comes between
+the creation of a coroutine and its first step, in the trainer, Python warns that it was never
+awaited.)
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NO_LOOP = (
 
 
 Steps = Generator[Any, Any, T]
-"""What may have to wait for something, and gives a T."""
+"""A generator that may have to wait for something, and returns a T."""
 
 
 def done(value: T) -> Steps[T]:
@@ -79,11 +80,11 @@ class WorkerLoop:
     """The event loop of a worker process; there is none until something has to wait.
 
     Args:
-        note_running: is told which env's code is run: its env_id + 1, or 0 for none.
+        note_running: is told which env's code is running: its env_id + 1, or 0 for none.
 
     Attributes:
         note_running: likewise.
-        loop: the loop; None until then.
+        loop: the loop; None until something has to wait.
     """
 
     def __init__(self, note_running: Callable[[int], None] | None = None) -> None:
@@ -97,7 +98,7 @@ class WorkerLoop:
         """Run steps at once until they wait for something, and the rest as a task.
 
         Args:
-            coroutine: steps in the form of one; it has not entered the loop.
+            coroutine: the steps as a coroutine, which has not entered the loop yet.
 
         Returns:
             The task; None if the coroutine has finished.
@@ -117,7 +118,7 @@ class WorkerLoop:
         return self.loop is not None
 
     def run_sync(self, function: Callable[[], None], env_id: int) -> None:
-        """Run what an env that is not async does beside those that are, and say that it is run."""
+        """Run work of a sync env beside async envs, and note that its code is running."""
         self.note_running(env_id + 1)
         try:
             function()
@@ -125,7 +126,7 @@ class WorkerLoop:
             self.note_running(0)
 
     def wake(self) -> None:
-        """Have another round follow, though nothing can be read; in the loop."""
+        """Have another round follow, though nothing can be read; to be called in the loop."""
         if self._wake is not None:
             self._wake()
 
@@ -159,7 +160,7 @@ class WorkerLoop:
         """Run the loop until a round says that it is the last one.
 
         Args:
-            run_round: called in the loop whenever one of `fds` can be read; true ends it.
+            run_round: called in the loop whenever one of `fds` can be read; true ends the loop.
             close: awaited after that.
             fds: file descriptors.
 
@@ -171,7 +172,7 @@ class WorkerLoop:
             try:
                 self._made().run_until_complete(serving)
             except (SystemExit, KeyboardInterrupt):
-                # Of a task of an env, as workers ignore Ctrl-C: who awaits it is told.
+                # It is from a task of an env, as workers ignore Ctrl-C: whoever awaits it is told.
                 if serving.done():
                     raise
 
@@ -200,10 +201,10 @@ def _ignore(number: int) -> None:
 
 
 async def in_own_thread(function: Callable[[], T]) -> T:
-    """Return what a function gives that may wait for coroutines of this loop.
+    """Return the result of a function that may wait for coroutines of this loop.
 
-    A thread of the loop's pool would not do: if all of these waited for coroutines that need one,
-    none would go on. Who is cancelled in this leaves the thread to itself.
+    A thread of the loop's pool would not do: if all threads of the pool waited for coroutines that
+    need one, none would go on. If this is cancelled, the thread is left to itself.
     """
     import asyncio
     import threading
@@ -228,11 +229,11 @@ async def in_own_thread(function: Callable[[], T]) -> T:
 
 
 class _Noted(Coroutine[Any, Any, T]):
-    """Steps as a coroutine; somebody is told when they are run, and whose they are.
+    """Steps as a coroutine that tells when they are running, and whose they are.
 
     Args:
-        note: is told.
-        number: which env's it is, as `WorkerLoop.note_running` is told.
+        note: is told that.
+        number: the env whose steps they are, as `WorkerLoop.note_running` is told.
     """
 
     __slots__ = ("_inside", "_note", "_number")
@@ -241,7 +242,7 @@ class _Noted(Coroutine[Any, Any, T]):
         self._inside, self._note, self._number = inside, note, number
 
     def send(self, value: Any, /) -> Any:
-        """Run it until it waits for something."""
+        """Run the steps until they wait for something."""
         self._note(self._number)
         try:
             return self._inside.send(value)
@@ -249,7 +250,7 @@ class _Noted(Coroutine[Any, Any, T]):
             self._note(0)
 
     def throw(self, *error: Any) -> Any:
-        """Raise something in it, and run it until it waits for something."""
+        """Raise an error in the steps, and run them until they wait for something."""
         self._note(self._number)
         try:
             return self._inside.throw(*error)
@@ -257,7 +258,7 @@ class _Noted(Coroutine[Any, Any, T]):
             self._note(0)
 
     def close(self) -> None:
-        """End it."""
+        """End the steps."""
         self._inside.close()
 
     def __await__(self) -> Steps[T]:
@@ -265,10 +266,10 @@ class _Noted(Coroutine[Any, Any, T]):
 
 
 class EnvWork:
-    """What is under way in the event loop for one env, one thing at a time.
+    """The work that is under way in the event loop for one env, one thing at a time.
 
     Args:
-        loop: of the worker; None where there can be none.
+        loop: the worker's loop; None if there can be none.
 
     Attributes:
         where: where the present work was when the trainer had it cancelled; None if it was not.
@@ -282,12 +283,12 @@ class EnvWork:
         self._doing: tuple[int, str] = (0, "")
 
     def run(self, steps: Steps[None], request: Message, during: str) -> None:
-        """Run what answers a request, as far as it can be run at once; the rest in the loop.
+        """Run the steps that answer a request, at once as far as possible, the rest in the loop.
 
         Args:
-            steps: answer it.
+            steps: the steps.
             request: the request.
-            during: what it does, as in `RemoteFailure`.
+            during: what the request does, as in `RemoteFailure`.
         """
         self.where = None
         if self.loop is None:
@@ -298,7 +299,7 @@ class EnvWork:
             self._task = self.loop.run(noted)
 
     def cancel(self, request_id: int, during: str) -> None:
-        """Cancel what answers a request, if that is under way; `during` is as of `run`."""
+        """Cancel the work that answers a request, if under way; `during` is as for `run`."""
         task = self._task
         if task is not None and not task.done() and (request_id, during) == self._doing:
             self.where = _where(self._steps)
@@ -311,9 +312,9 @@ class EnvWork:
         return RemoteFailure(FailureKind.CANCELLED, during, traceback_text=self.where)
 
     def run_after(self, then: Callable[[], None], request: Message, during: str) -> None:
-        """Do something when what is under way has ended; the arguments are those of `run`.
+        """Call `then` when the work under way has ended; the other arguments are as for `run`.
 
-        To cancel it is to cancel what is under way, and that is where it is then.
+        To cancel this is to cancel the work under way, and `where` then says where that was.
         """
         earlier, steps = self._task, self._steps
         self.run(_run_after(then, earlier), request, during)

@@ -1,7 +1,7 @@
 """Runs the envs that share a host: what each request does, to all of them and to one.
 
-Where it runs (process, thread, in the caller) is not its business: a `Host` is given messages and
-sends encoded replies. A `HostedEnv` is one of its envs; `EnvsInUse` knows which objects are taken.
+A `Host` is given messages and sends encoded replies, wherever it runs (in a process, on a thread,
+in the caller). A `HostedEnv` is one of its envs; `EnvsInUse` knows which env objects are in use.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ _METHOD_TYPES = (MethodType, FunctionType, BuiltinMethodType)
 class Host:
     """Runs the envs that share a host, one request at a time.
 
-    Resets that it begins by itself, and those that are posted in the block, are run later: who
-    drives the host runs what has come for the other envs, and then `run_resets`.
+    Resets that it begins by itself, and those that are posted in the block, are run later: the code
+    that drives the host runs the requests that have come for the other envs, then `run_resets`.
 
     Args:
         factories: by env_id; each builds one env, when HELLO or RENEW says so.
         settings: see `HostSettings`.
-        encode: turns a reply into what is sent; raises FrameError for what cannot be sent.
+        encode: encodes a reply for sending; raises FrameError for one that cannot be sent.
         memory: opens the shared memory when observations are placed in it.
-        rss_bytes: resident memory of this process.
-        stepper: takes the steps that are posted in the block; None where there is none.
-        envs_in_use: the env objects that are in use in this process, where it has other hosts.
-        loop: runs async envs; None where there can be none.
+        rss_bytes: returns the resident memory of this process.
+        stepper: takes the steps that are posted in the block; None if there is no block.
+        envs_in_use: the env objects that are in use in this process, if it has other hosts.
+        loop: runs async envs; None if there can be none.
 
     Attributes:
         loop: likewise.
         pending_resets: functions that run the resets that wait, the oldest first.
-        is_async: it has batched envs that work on while nobody waits for them.
+        is_async: whether it has batched envs that go on working while nobody waits for them.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Host:
                 )
 
     def _encode_with_observation(self, encode: Callable[[Message], Any], message: Message) -> Any:
-        """Encode a message with the observation itself in place of what refers to it."""
+        """Encode a message with the observation itself in place of a reference to it."""
         env, payload = self._envs.get(message.env_id), message.payload
         if env is not None and payload is not None and message.op in (Op.STEPPED, Op.RESET_DONE):
             observation = env.observation_bytes(payload[0])
@@ -142,17 +142,17 @@ class Host:
 
     @property
     def has_pending_steps(self) -> bool:
-        """Whether a step of a batched env is among what waits."""
+        """Whether the work that waits includes a step of a batched env."""
         return any(batch.steps or batch.only_receives for batch in self._batches)
 
     @property
     def only_receives(self) -> bool:
-        """Whether all that waits is to wait for results of batched envs that work on meanwhile."""
+        """Whether the only work left is to await results of batched envs, which go on meanwhile."""
         n_waits = sum(batch.only_receives for batch in self._batches)
         return 0 < n_waits == len(self.pending_resets)
 
     def _propose(self, env_id: int, fields: tuple[InfoField, ...] | None) -> None:
-        """Tell the trainer which form the infos of an env have; None: that they have none."""
+        """Tell the trainer which form the infos of an env have; None says that they have none."""
         proposal = Message(Op.INFO_FORM, env_id, 0, UNANSWERED, fields)
         self._messages.send(self._messages.encode(proposal))
 
@@ -177,7 +177,7 @@ class Host:
             self._messages.refuse(message, "request", text)
 
     def run_resets(self, count: int) -> None:
-        """Run so many of the resets that wait."""
+        """Run up to `count` of the resets that wait."""
         for _ in range(min(count, len(self.pending_resets))):
             self.pending_resets.popleft()()
         if self._stepper is not None:
@@ -185,7 +185,7 @@ class Host:
             self._stepper.ring_if_asleep()
 
     def close(self) -> None:
-        """Close all envs; what their own `close` raises is nobody's concern any more."""
+        """Close all envs, and ignore what their own `close` raises."""
         self.pending_resets.clear()
         if self.loop is not None and any(env.is_async for env in self._envs.values()):
             self.loop.finish(self.close_async())
@@ -194,14 +194,14 @@ class Host:
             finish(env.close())
 
     async def close_async(self) -> None:
-        """Close all envs as `close` does, at one time, in the event loop."""
+        """Close all envs as `close` does, but concurrently, in the event loop."""
         import asyncio  # as in `event_loop`
 
         self.pending_resets.clear()
         await asyncio.gather(*(_closed(env) for env in self._envs.values()))
 
     def _has_reached_a_limit(self) -> bool:
-        """Whether this worker wants to be replaced; once it does, it goes on to."""
+        """Return whether this worker wants to be replaced; once it does, that does not change."""
         limit, rss_limit = self._settings.max_episodes, self._settings.max_rss_bytes
         self._wants_recycling = (
             self._wants_recycling
@@ -221,11 +221,11 @@ class HostedEnv:
         factory: builds the env; called by HELLO and RENEW.
         context: what its host gives it.
         memory: opens the shared memory when observations are placed in it.
-        stepper: takes the steps that are posted in the block, also the env's when its placement has
-            a block; None where there is none.
+        stepper: takes the steps that are posted in the block, including those of this env when its
+            placement has a block; None if there is no block.
         runner_of: returns the runner of an env that was built.
         envs_in_use: the env objects that are in use.
-        loop: runs async envs; None where there can be none.
+        loop: runs async envs; None if there can be none.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class HostedEnv:
         self._is_awaited = False  # what the factory returned
 
     def _run_later(self, reset: Callable[[], None]) -> None:
-        """Have a reset of the env be run later, beside async envs perhaps."""
+        """Have a reset of the env run later, possibly beside async envs."""
         loop = self._work.loop
         if loop is not None and loop.is_used:
             reset = partial(loop.run_sync, reset, self.env_id)
@@ -263,7 +263,7 @@ class HostedEnv:
 
     @property
     def is_async(self) -> bool:
-        """Whether other envs of the host go on while this one does what it was asked for."""
+        """Whether other envs of the host go on while this one serves a request."""
         return self._runner is not None and self._runner.is_async
 
     @property
@@ -296,7 +296,7 @@ class HostedEnv:
             self._work.run(self._answer_call(message, runner), message, "call")
 
     def _build(self, message: Message) -> Steps[None]:
-        """Build the env, in place of the one before, and answer."""
+        """Build the env, in place of the previous one, and answer."""
         yield from self.close()
         env = None
         try:
@@ -336,7 +336,7 @@ class HostedEnv:
         return built
 
     def _close_refused(self, env: Any) -> Steps[None]:
-        """Close what was built and is not run; what its `close` raises is nobody's concern."""
+        """Close an env that was built but is not run, and ignore what its `close` raises."""
         try:
             if not adapt.is_async(env):
                 adapt.close_env(env)
@@ -356,11 +356,11 @@ class HostedEnv:
             )
 
     def _failure_of(self, error: BaseException, during: str) -> RemoteFailure:
-        """Return what is reported of an exception, or of being cancelled."""
+        """Return the failure to report for an exception, or for a cancellation."""
         return self._work.cancelled(during) or self._messages.failure_of(error, during)
 
     def _describe(self, message: Message, runner: EnvRunner) -> Any:
-        """Return the reply that says what the env is like."""
+        """Return the reply that describes the env."""
         about = (getattr(runner.env, name, None) for name in ("metadata", "spec", "render_mode"))
         described = EnvDescription(*runner.spaces, *about)  # type: ignore[arg-type]
         description = described._replace(
@@ -391,7 +391,7 @@ class HostedEnv:
         self._messages.send(self._messages.reply(message, Op.RESULT, None))
 
     def adopt(self, message: Message) -> None:
-        """Serve another env_id, and answer with what came of the reset that was kept."""
+        """Serve another env_id, and answer with the result of the reset that was kept."""
         runner = self._runner
         if self._stepper is not None:
             self._stepper.remove_row(self.env_id)
@@ -403,7 +403,7 @@ class HostedEnv:
         runner.when_reset(partial(self._adopt_kept, message, runner), message)
 
     def _adopt_kept(self, message: Message, runner: EnvRunner) -> None:
-        """Do what `adopt` does when the reset that is kept is over."""
+        """Do the part of `adopt` that comes when the kept reset is over."""
         adapt.serve_env_id(runner.env, message.env_id)
         if message.payload is not None:
             self._attach(message, runner)
@@ -412,7 +412,7 @@ class HostedEnv:
         runner.answer_with_kept_reset(message)
 
     def _attach(self, message: Message, runner: EnvRunner) -> None:
-        """Have observations be written into the shared memory, and steps be taken from there."""
+        """Have observations written into the shared memory, and steps taken from there."""
         placement: Placement = message.payload
         memory = self._memory(placement.nbytes)
         runner.writer.attach(memory, placement)
@@ -426,7 +426,7 @@ class HostedEnv:
             stepper.add_row(block_row_of(runner, sink, placement.action_kind))
 
     def observation_bytes(self, reference: Any) -> Any:
-        """Return what stands for an observation where the trainer does not share the memory."""
+        """Return an observation's reference for a trainer that does not share the memory."""
         return reference if self._runner is None else self._runner.writer.with_bytes(reference)
 
     def _answer_call(self, message: Message, runner: EnvRunner) -> Steps[None]:
@@ -485,7 +485,7 @@ _CALLS: dict[int, Callable[[EnvRunner, Any], Any]] = {
     Op.SET_ATTR: _set_attr,
     Op.APPLY: _apply,
 }
-"""What returns the results of requests that neither step nor reset the env."""
+"""The functions that return the results of requests that neither step nor reset the env."""
 
 
 # -- which env objects are in use ---------------------------------------------------------------
@@ -498,25 +498,25 @@ class EnvOwner(Protocol):
 
 
 class EnvsInUse:
-    """The env objects of all hosts of a manager that are in one process, and whom they serve.
+    """The env objects of all of a manager's hosts in one process, and whom they serve.
 
-    One that served two env_ids would mix up their episodes. Hosts may be threads: what is done here
-    is done in one operation of a dict.
+    An object that served two env_ids would mix up their episodes. Hosts may be threads, so each
+    change here is a single operation of a dict.
     """
 
     def __init__(self) -> None:
-        # With the objects themselves, so that their ids stay theirs.
+        # It holds the objects themselves, so that their ids stay theirs.
         self._owners: dict[int, tuple[Any, EnvOwner]] = {}
 
     def claim(self, env: Any, owner: EnvOwner) -> None:
-        """Take note that an env serves somebody, until `release`.
+        """Note that an env serves an owner, until `release`.
 
         Args:
             env: what a factory returned. If it is a wrapper, the env inside counts.
             owner: whom it serves.
 
         Raises:
-            EnvContractError: it serves another one.
+            EnvContractError: the env serves another owner.
         """
         inside = _innermost_env(env)
         _, other = self._owners.setdefault(id(inside), (inside, owner))
@@ -533,14 +533,14 @@ class EnvsInUse:
         )
 
     def release(self, owner: EnvOwner) -> None:
-        """Forget the env that serves somebody."""
+        """Forget the env that serves an owner."""
         claimed = [key for key, (_, other) in list(self._owners.items()) if other is owner]
         for key in claimed:
             self._owners.pop(key, None)
 
 
 def _innermost_env(env: Any) -> Any:
-    """Return an env without its wrappers; itself if it cannot tell."""
+    """Return the env inside an env's wrappers; the env itself if it cannot tell."""
     try:
         inside = env.unwrapped
     except Exception as error:  # plain classes have none; what a property raises is not asked here

@@ -1,4 +1,4 @@
-"""Modules of installed distributions, and which of them a worker has imported to build its envs."""
+"""Finds which modules of installed distributions a worker has imported to build its envs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Set
 from typing import Any
 
 _MOST_BYTES = 4096
-"""What a pipe takes in one piece."""
+"""The number of bytes that a pipe takes in one piece."""
 
 
 def is_installed(path: str) -> bool:
@@ -32,14 +32,14 @@ def _folders() -> tuple[str, ...]:
 
 
 def report_imports(fd: int, known: Set[str]) -> None:
-    """Write the names of the installed modules that were imported lately, and close `fd`.
+    """Write the names of the installed modules that are newly imported, and close `fd`.
 
-    Of a package that is new, only the package itself is named. Where modules are so odd that nobody
-    can tell, nothing is written: it saves time and nothing depends on it.
+    Of a new package, only the package itself is named. If modules are so odd that this cannot be
+    told, nothing is written: the report saves time, and nothing depends on it.
 
     Args:
-        fd: of a pipe.
-        known: the modules that were there before.
+        fd: file descriptor of a pipe.
+        known: names of the modules that were imported before.
     """
     try:
         with contextlib.suppress(Exception):  # or nobody reads it any more
@@ -64,7 +64,7 @@ def _named(known: Set[str]) -> bytes:
 def spec_of(module: Any) -> Any:
     """Return the spec of a module; None if it has none.
 
-    To ask a module that is loaded lazily itself would load it.
+    An ordinary attribute access would load a module that is loaded lazily.
     """
     try:
         return object.__getattribute__(module, "__spec__")

@@ -1,11 +1,12 @@
-"""Ends workers with the trainer: the kernel kills who reads a pipe when its owner is gone.
+"""Ends workers with the trainer: the kernel kills the readers of a pipe when its owner is gone.
 
 A thread or a signal handler cannot end a worker that hangs in C code with the GIL held, and the
-signal of `PR_SET_PDEATHSIG` comes when the thread ends that started the worker, or never, if a fork
-server did. The end of a pipe is neither: the read end is set to signal SIGKILL (F_SETSIG), to the
-process group of the worker (F_SETOWN), when the last write end is closed (O_ASYNC). So the worker
-and what it has started end with the owner, in the same moment and whatever they do. Only Linux has
-F_SETSIG; docs/decisions/0014-workers-end-with-the-trainer.md has the whole.
+signal of `PR_SET_PDEATHSIG` comes when the thread that started the worker ends, or never, if a fork
+server started it. The end of a pipe has neither fault: the read end is set to send SIGKILL
+(F_SETSIG) to the process group of the worker (F_SETOWN) when the last write end is closed
+(O_ASYNC). So the worker and what it has started end with the owner, at the same moment and whatever
+they are doing. Only Linux has F_SETSIG; docs/decisions/0014-workers-end-with-the-trainer.md has the
+details.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ if sys.platform == "linux":
 
 
 class Lifeline:
-    """A pipe that nobody writes to, in the process with which others are to end.
+    """A pipe that nobody writes to, in the process that others are to end with.
 
     Attributes:
-        read_fd: what those others watch, see `die_with_owner`; -1 once closed.
+        read_fd: the read end, which those others watch, see `die_with_owner`; -1 once closed.
     """
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
 
     def read_end(self) -> int:
-        """Return a read end that is nobody else's, for `kill_with`; the caller closes it.
+        """Return a new read end, shared with nobody, for `kill_with`; the caller closes it.
 
         Raises:
             OSError: there is no /proc.
@@ -39,14 +40,14 @@ class Lifeline:
         return _opened_anew(self.read_fd)
 
     def close(self) -> None:
-        """End those that watch it; in a fork: let go of it."""
+        """End the processes that watch it; in a fork, just let go of it."""
         fds, self.read_fd, self._write_fd = (self.read_fd, self._write_fd), -1, -1
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
 
     def keep_to_this_process(self) -> None:
-        """Have forks of this process let go of it: they may outlive it."""
+        """Have forks of this process let go of it, since they may outlive this process."""
         _NOT_FOR_FORKS.add(self)
 
 
@@ -63,7 +64,7 @@ os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def _opened_anew(read_fd: int) -> int:
-    # Who is signalled belongs to the open file, and others hold this one.
+    # The process to signal is a property of the open file, and others hold this one.
     return os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK)
 
 
@@ -71,8 +72,8 @@ def kill_with(read_end: int, owner: int) -> None:
     """Have the kernel kill a process when the owner of a lifeline is gone.
 
     Args:
-        read_end: that nobody else signals through; the process has to hold it, too.
-        owner: the pid, or minus that of the leader of a process group.
+        read_end: a read end that nobody else signals through; the process has to hold it, too.
+        owner: the pid of the process, or minus the pid of the leader of a process group.
     """
     if sys.platform == "linux":
         fcntl.fcntl(read_end, fcntl.F_SETOWN, owner)
@@ -86,7 +87,7 @@ def die_with_owner(read_fd: int) -> None:
     Does nothing where the kernel cannot do that.
 
     Args:
-        read_fd: of the lifeline; may be closed afterwards.
+        read_fd: the read end of the lifeline; may be closed afterwards.
     """
     if sys.platform != "linux" or os.getpgrp() != os.getpid():
         return

@@ -1,4 +1,4 @@
-"""Has a worker write into a log file of its own, in place of the trainer's streams."""
+"""Redirects a worker's output to a log file of its own, instead of the trainer's streams."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 
 class LogFile(NamedTuple):
-    """Which worker a log file is of.
+    """The worker that a log file belongs to.
 
     Attributes:
-        host: which of the manager's hosts the worker is; the same for the one that replaces it.
-        env_ids: its envs.
-        generation: the highest generation of these when it is started.
+        host: index of the worker among the manager's hosts; its replacement has the same one.
+        env_ids: the env_ids of its envs.
+        generation: the highest generation of these envs when the worker is started.
     """
 
     host: int
@@ -26,16 +26,17 @@ class LogFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the file: another for each worker of a launch."""
+        """The name of the file, different for each worker of a launch."""
         first, last = self.env_ids[0], self.env_ids[-1]
         envs = f"env_{first}" if first == last else f"envs_{first}-{last}"
         return f"worker_{self.host}-{envs}-generation_{self.generation}.log"
 
 
 def write_to_log_file(folder: str, file: LogFile) -> None:
-    """Have all that this process and its children write, and what they log, go to a file.
+    """Redirect the output and the logs of this process and its children to a file.
 
-    What is there of an earlier launch stays. Where logging is not set up, INFO and above is kept.
+    What an earlier launch wrote there is kept. If logging is not set up, records of level INFO and
+    above are written.
 
     Raises:
         OSError: the file cannot be opened.
@@ -57,7 +58,7 @@ def write_to_log_file(folder: str, file: LogFile) -> None:
 
 
 def _stream_of(number: int, name: str) -> object:
-    """Return the stream itself if it has this fd, as others hold on to it; else a new one."""
+    """Return the existing stream if it has this fd, as others hold on to it; else a new one."""
     stream = getattr(sys, name)
     with contextlib.suppress(Exception):  # it has no fd, or is something else than Python makes
         if stream.fileno() == number:
@@ -69,7 +70,7 @@ def _stream_of(number: int, name: str) -> object:
 
 
 def _log_unhandled_records() -> None:
-    """Have records without a handler be written; an env may still set logging up."""
+    """Have log records without a handler written; an env may still set logging up."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.lastResort = handler

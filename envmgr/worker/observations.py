@@ -26,13 +26,13 @@ from envmgr.wire.messages import text_of
 
 
 class SingleArray(NamedTuple):
-    """What it takes to write the observations of an env that are one array each.
+    """The data needed to write an env's observations, each of which is a single array.
 
     Attributes:
-        dtype: of an observation that fits as it is.
-        shape: likewise.
-        targets: where an observation is written, by buffer.
-        arena: where the observations of all envs of this layout are: (buffers, rows, *shape).
+        dtype: the dtype of an observation that can be written as it is.
+        shape: the shape of such an observation.
+        targets: the arrays that an observation is written into, by buffer.
+        arena: the observations of all envs of this layout: (buffers, rows, *shape).
         row: the env's row there.
         after: for each buffer of a step, the buffer that the next step takes.
         finite: returns 0 for an array whose numbers are finite; None if they need not be.
@@ -48,13 +48,14 @@ class SingleArray(NamedTuple):
 
 
 class PlacedLeaf(NamedTuple):
-    """How C checks an array, a number or a text of observations that are all in shared memory.
+    """How C checks one array, number or text of observations that lie wholly in shared memory.
 
     Attributes:
-        tests_finite: its numbers have to be finite.
-        number: the type of numpy's numbers that it may be, besides arrays; None: it is no number.
-        pack: returns the bytes to write for a text, or None if it does not fit or has no room;
-            raises what code of the space raises. None of what is no text.
+        tests_finite: whether its numbers have to be finite.
+        number: the NumPy scalar type that its value may have, besides being an array; None if it is
+            not a number.
+        pack: returns the bytes to write for a text, or None if the text does not fit or has no
+            room; raises whatever the space's code raises. None if it is not a text.
     """
 
     tests_finite: bool
@@ -63,12 +64,12 @@ class PlacedLeaf(NamedTuple):
 
 
 class PlacedObservation(NamedTuple):
-    """What it takes to write observations that are all in shared memory.
+    """The data needed to write observations that lie wholly in shared memory.
 
     Attributes:
-        skeleton: how they are nested: see `Layout`.
-        leaves: of these.
-        dtypes: of those that are arrays and numbers.
+        skeleton: how their leaves are nested: see `Layout`.
+        leaves: the leaves.
+        dtypes: the dtypes of the leaves that are arrays or numbers.
         targets: where each leaf is written, by buffer.
         after: for each buffer of a step, the buffer that the next step takes.
     """
@@ -88,10 +89,10 @@ class ObservationWriter:
         on_cast: called with a text for each leaf whose dtype is cast.
 
     Attributes:
-        single_array: for those who write observations of steps themselves; None where these are
-            not one array each, or have none in the shared memory.
-        placed: likewise, of whatever form; None where some of an observation has no room there.
-        step_buffer_cell: the byte with `step_buffer`, which C reads and writes.
+        single_array: for callers that write the observations of steps themselves; None if these are
+            not a single array each, or have no array in the shared memory.
+        placed: likewise, for observations of any form; None if a part of them has no room there.
+        step_buffer_cell: the byte that holds `step_buffer`, which C reads and writes.
         reset_buffer: the buffer that the next observation of a reset takes.
         after: for each buffer, the one that the next observation of the same kind takes.
     """
@@ -159,7 +160,7 @@ class ObservationWriter:
             )
 
     def detach(self) -> None:
-        """Write into shared memory no more: replies carry the observations themselves."""
+        """Stop writing into shared memory: replies now carry the observations themselves."""
         self._targets = None
         self._texts = []
         self.single_array = self.placed = None
@@ -187,7 +188,7 @@ class ObservationWriter:
             of_reset: whether it begins an episode.
 
         Raises:
-            ValueMismatchError: it does not fit; nothing was written.
+            ValueMismatchError: the observation does not fit; nothing was written.
         """
         single = self.single_array
         if (
@@ -240,9 +241,9 @@ class ObservationWriter:
         return self._commit_or_copy(mixed.arrays, arrays, of_reset), free
 
     def with_bytes(self, reference: Any) -> Any:
-        """Return a reference that `write` has returned with the bytes in place of the buffer.
+        """Return a reference that `write` returned, with the bytes in place of the buffer.
 
-        They are for a trainer that does not share the memory which they were written into.
+        The bytes are for a trainer that does not share the memory that they were written into.
         """
         if self._targets is None or type(reference) is list:
             return reference
@@ -256,7 +257,7 @@ class ObservationWriter:
         return _to_bytes(self._mixed.arrays, arrays), texts
 
     def _packed(self, leaves: Sequence[Any]) -> list[Any] | None:
-        """Return leaves as they are written; None if one of them is a text without room."""
+        """Return leaves in the form that is written; None if one is a text that has no room."""
         packed = list(leaves)
         for position, leaf in self._texts:
             packed[position] = data = leaf.packed(leaves[position])
@@ -290,12 +291,12 @@ class ObservationWriter:
 
 
 def _target(leaf: Leaf, array: Array) -> Any:
-    """Return what the value of a leaf is written into."""
+    """Return the object that the value of a leaf is written into."""
     return array.data if isinstance(leaf, TextLeaf) else array
 
 
 def _unpacked(leaf: Leaf, target: Any) -> Any:
-    """Return what was written: a text, or the array that has it."""
+    """Return the value that was written: a text, or the array that holds it."""
     return TextReader(leaf).read(target) if isinstance(leaf, TextLeaf) else target
 
 

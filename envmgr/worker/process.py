@@ -43,8 +43,8 @@ _THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-# Prefixes, not patterns: each worker would compile those for itself, which takes longer than all
-# else that it does until its envs are built.
+# Prefixes, not patterns: each worker would have to compile patterns for itself, which takes longer
+# than everything else that it does until its envs are built.
 _MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "I_MPI_", "MPICH_", "HYDRA_", "SLURM_MPI")
 _ALWAYS_ALLOWED = frozenset({"PATH", "HOME", "LANG", "VIRTUAL_ENV", "TEMP", "SYSTEMROOT"})
 _ALWAYS_ALLOWED_PREFIXES = ("LC_", "PYTHON", "TMP")
@@ -53,8 +53,9 @@ _ALWAYS_ALLOWED_PREFIXES = ("LC_", "PYTHON", "TMP")
 def worker_environment(environment: Mapping[str, str], settings: WorkerSettings) -> dict[str, str]:
     """Return the environment variables of a worker.
 
-    MPI's are left out (an env that initialises MPI would join the trainer's job); math threads are
-    capped; then `allow`, `deny` and `set` of the settings apply. What Python itself needs stays.
+    MPI's are left out (an env that initialises MPI would join the trainer's job). The settings
+    `allow` (which spares what Python itself needs) and `deny` apply next, then the cap of math
+    threads, then `set`.
     """
     result = {
         name: value
@@ -89,7 +90,7 @@ def replace_environment(target: MutableMapping[str, str], source: Mapping[str, s
 
 
 def isolate_process() -> None:
-    """Leave the reach of the trainer's terminal, and get randomness of one's own."""
+    """Detach this process from the trainer's terminal, and give it randomness of its own."""
     with contextlib.suppress(PermissionError):  # already the leader of its session
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -110,7 +111,7 @@ def isolate_process() -> None:
 
 
 def end_with_parent(parent_waitable: Any) -> None:
-    """End this process and its children when the parent is gone, also while env code hangs.
+    """End this process and its children when the parent is gone, even while env code hangs.
 
     Args:
         parent_waitable: becomes readable when the parent has exited.
@@ -124,14 +125,14 @@ def end_with_parent(parent_waitable: Any) -> None:
 
 
 def flush_streams() -> None:
-    """Write out what was printed, to streams that may be closed, broken or not there."""
+    """Flush what was printed to stdout and stderr, which may be closed, broken or missing."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def kill_own_group() -> None:
-    """Kill this process and those of its session; never returns."""
+    """Kill this process, and its process group if it leads one; never returns."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
@@ -149,14 +150,15 @@ def run_worker(
     factories: Mapping[int, EnvFactory] | None = None,
     report_fd: int | None = None,
 ) -> int:
-    """Set the process up, build the envs, and run requests until CLOSE or no connection.
+    """Set the process up, build the envs, and run requests until CLOSE or a lost connection.
 
     Args:
-        channel: to the parent; the end that blocks.
+        channel: the blocking end of the channel to the parent.
         fds: the file for crash reports, where they are kept; then the shared memory, the parent's
-            doorbell, and this worker's own; or the first of these, or nothing.
-        factories: of its envs, by env_id, where the process inherited them.
-        report_fd: where to say which modules were imported to build the envs, if that is wanted.
+            doorbell and this worker's own doorbell, or only the first of these three, or none.
+        factories: the factories of its envs, by env_id, if the process inherited them.
+        report_fd: the pipe for the names of the modules that were imported to build the envs, if
+            these are wanted.
 
     Returns:
         The exit code.
@@ -214,7 +216,7 @@ def _report_unreadable_settings(
 def _block_stepper(
     setup: WorkerSetup, settings: HostSettings, shared_fds: tuple[int, ...]
 ) -> BlockStepper | None:
-    """Return what takes the steps that are posted; None where the trainer has no doorbell."""
+    """Return the stepper for posted steps; None if the trainer has no doorbell."""
     if len(shared_fds) < 2:
         return None
     ring, timed = functools.partial(_ring, shared_fds[1]), bool(settings.announced)
@@ -228,7 +230,7 @@ def _block_stepper(
 
 
 def _encoder(setup: WorkerSetup, shared_fds: tuple[int, ...]) -> Callable[[Message], bytes]:
-    """Return what makes frames of replies: large ones go through a buffer, if there is one."""
+    """Return the encoder of replies: large replies go through a buffer, if there is one."""
     if setup.buffer is None:
         return encode
     return LargeMessageBuffer(shared_fds[0], setup.buffer).encode
@@ -245,7 +247,7 @@ def _factories(
 
 
 class _Factory:
-    """Unpickles a factory when it is called, so that failures count as construction."""
+    """A factory that is unpickled when it is called, so that failures count as construction."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
@@ -257,7 +259,7 @@ class _Factory:
 def _set_up(setup: WorkerSetup, crash_fd: int | None) -> crash_report.CrashRecorder | None:
     index, settings = setup.host_index, setup.worker
     process_name.name_worker(index, (env_id for env_id, _, _, _ in setup.envs))
-    # First: whatever fails here has last words.
+    # This comes first, so that the last words of whatever fails here are recorded.
     recorder = None if crash_fd is None else crash_report.record_crashes(crash_fd, index)
     if settings.log is not None:
         ids, generations, _, _ = zip(*setup.envs, strict=True)
@@ -268,11 +270,11 @@ def _set_up(setup: WorkerSetup, crash_fd: int | None) -> crash_report.CrashRecor
 
 
 def set_up(index: int, settings: WorkerSettings) -> None:
-    """Give this process the variables, cores and threads of a worker.
+    """Give this process the environment variables, cores and threads of a worker.
 
     Args:
-        index: which of the manager's hosts it is.
-        settings: what it is given.
+        index: index of the worker among the manager's hosts.
+        settings: the settings of the worker.
     """
     replace_environment(os.environ, worker_environment(os.environ, settings))
     current_process()._config["daemon"] = settings.daemon  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What processes of envmgr's own are called where the system lists its processes."""
+"""Sets the names that envmgr's own processes have where the system lists its processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TITLES = "setproctitle"
 
 
 def load_titles() -> None:
-    """Import what sets titles, if it is installed: in a server, so that its workers have it."""
+    """Import the package for titles, if installed: in a server, so that its workers have it."""
     with contextlib.suppress(Exception):  # whatever is wrong with it: a title is no reason to fail
         importlib.import_module(_TITLES)
 
@@ -28,8 +28,8 @@ def name_worker(index: int, env_ids: Iterable[int]) -> None:
     """Name this process as a worker.
 
     Args:
-        index: which of the manager's workers it is.
-        env_ids: its envs.
+        index: index of the worker among the manager's workers.
+        env_ids: the env_ids of its envs.
     """
     title = ""
     if _TITLES in sys.modules:  # the text takes longer than all else

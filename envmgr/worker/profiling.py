@@ -1,8 +1,8 @@
-"""Measures what one env is like: how long its steps and resets take, and how much they wait.
+"""Measures one env: how long its steps and resets take, and how much they wait.
 
-A `Trial` has sums and counts of random steps, taken in an env that a host runs already (`try_env`),
-to find out how many workers are worth it. A `Profile` has each duration besides, of an env that was
-built for it (`profile_env`).
+A `Trial` has sums and counts of random steps, taken in an env that a host already runs (`try_env`),
+to find out how many workers are worth it. A `Profile` has each single duration as well, of an env
+that was built for the purpose (`profile_env`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _CHUNK = 64
 
 
 class Trial(NamedTuple):
-    """What a trial measured.
+    """The measurements of a trial.
 
     Attributes:
-        n_steps: steps; the very first one, which may be unlike all others, is not among them.
-        steps_s: seconds that they took together, but for those that it waited for a core.
-        steps_wait_s: those of them in which the process had nothing to do: it slept, or waited for
-            a device or for another process.
-        n_episodes: episodes that these steps ended.
-        n_resets: resets; the first one is not among them.
-        resets_s: seconds that these took together, likewise.
+        n_steps: number of steps, without the very first one, which may be unlike all others.
+        steps_s: seconds that these steps took together, without the time of waiting for a core.
+        steps_wait_s: the part of `steps_s` in which the process had nothing to do: it slept, or
+            waited for a device or for another process.
+        n_episodes: number of episodes that these steps ended.
+        n_resets: number of resets, without the first one.
+        resets_s: seconds that these resets took together, likewise.
     """
 
     n_steps: int
@@ -64,9 +64,9 @@ class Trial(NamedTuple):
 
     @property
     def reset_s_per_step(self) -> float:
-        """Seconds of resets that come with one step.
+        """Seconds of resets per step.
 
-        If no episode ended, it is taken to be as long as the steps that were measured.
+        If no episode ended, an episode is taken to be as long as the steps that were measured.
         """
         return self.reset_s * max(self.n_episodes, 1) / self.n_steps
 
@@ -113,7 +113,7 @@ def try_env(applied: AppliedEnv, seconds: float) -> Trial:
 def _functions_of(
     play: RandomPlay, params: Mapping[str, Any] | None
 ) -> tuple[Callable[[Any], bool], Callable[[], None], Callable[[], Any]]:
-    """Return what takes an action, begins an episode and draws actions in a play."""
+    """Return the functions that take an action, begin an episode and draw actions in a play."""
     is_free = play.is_free
 
     def take(action: Any) -> bool:
@@ -145,7 +145,7 @@ def run_trial(
         seconds: when to stop.
         now_s: the clock.
         cpu_s: seconds of CPU time that all threads of this process have used.
-        queued_s: seconds that this thread could have run and had no core; None asks the system.
+        queued_s: seconds in which this thread could have run but had no core; None asks the system.
     """
     queued_s = queued_s_of_this_thread if queued_s is None else queued_s
     steps, resets = _Stopwatch(now_s, cpu_s), _Stopwatch(now_s, cpu_s)
@@ -206,11 +206,11 @@ class _Stopwatch:
 # -- profiles -----------------------------------------------------------------------------------
 
 MOST_KEPT = 4096
-"""How many durations are kept, the first ones."""
+"""How many durations are kept: the first ones."""
 
 
 class Profile(NamedTuple):
-    """What was measured of an env.
+    """The measurements of an env.
 
     Attributes:
         trial: sums and counts, on a core of the env's own.
@@ -230,8 +230,8 @@ class Profile(NamedTuple):
     def own_steps_s(self) -> Any:
         """Durations of steps as an array, on a core of the env's own.
 
-        Which of the longest had to wait for a core nobody knows: they count as the 99th percentile,
-        and all are scaled such that their mean is right.
+        It is not known which of the longest steps had to wait for a core: they count as the 99th
+        percentile, and all durations are scaled so that their mean is right.
         """
         steps = np.array(self.steps_s)
         steps = np.minimum(steps, np.percentile(steps, 99))
@@ -244,7 +244,7 @@ class Profile(NamedTuple):
 
     @property
     def episode_steps(self) -> float | None:
-        """Steps of an episode; None if none ended."""
+        """Steps per episode; None if no episode ended."""
         trial = self.trial
         return trial.n_steps / trial.n_episodes if trial.n_episodes else None
 

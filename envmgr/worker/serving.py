@@ -1,12 +1,12 @@
 """The loop of a worker: it waits for messages and posted steps, and runs them.
 
-It goes in rounds: the steps that are posted, then the messages that have come, then the resets that
-have waited since the round before. So a reset waits for one batch of steps at most, and so does a
+Each round of the loop runs the posted steps, then the messages that have come, then the resets that
+have waited since the previous round. So a reset waits for one batch of steps at most, and so does a
 message, however eagerly the envs are stepped.
 
-What comes is in an inbox: that of a process reads a connection (`ConnectionInbox`), that of a
-thread is a queue (`QueueInbox`). `run_on_thread` is all that a thread of the trainer's process does
-that hosts envs; what a process does besides is in `process`.
+Requests come into an inbox: that of a process reads a connection (`ConnectionInbox`), that of a
+thread is a queue (`QueueInbox`). `run_on_thread` is everything that a thread does that hosts envs
+in the trainer's process; what a worker process does in addition is in `process`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Inbox(Protocol):
     """Where a host's requests come from, and the bells that are rung for it."""
 
     fds: tuple[int, ...]
-    """What can be read when there is something new; none where there is no such thing."""
+    """File descriptors that can be read when there is something new; empty if there are none."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message has been read and not been run yet."""
+        """Whether no message that was read is still to be run."""
 
     def take_ring_request(self) -> bool:
-        """Return whether the latest bells ask for a ring in return; from now on none is due."""
+        """Return whether the latest bells ask for a ring in return, and clear that request."""
 
     def messages(self) -> Iterator[Message]:
         """Return the messages that were read, each once."""
@@ -50,7 +50,7 @@ class Inbox(Protocol):
         """Read the messages that have come, without waiting."""
 
     def await_bell(self) -> bool:
-        """Sleep until rung for; False if there is more to it: a message, or a ring is due."""
+        """Sleep until woken; return False if a message has come, or a ring in return is due."""
 
     def answer(self, message: Message) -> None:
         """Send a reply of the host itself."""
@@ -93,7 +93,7 @@ def serve(host: Host, stepper: BlockStepper | None, inbox: Inbox) -> None:
 def _serve_in_loop(host: Host, loop: WorkerLoop, inbox: Inbox) -> None:
     """Run requests as `serve` does, in the event loop of a host that has async envs.
 
-    Nothing is posted for these.
+    No steps are posted for async envs.
     """
     closing: list[Message] = []
 
@@ -140,11 +140,11 @@ class ConnectionInbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message has been read and not been run yet."""
+        """Whether no message that was read is still to be run."""
         return not self._frames
 
     def take_ring_request(self) -> bool:
-        """Return whether the latest bells ask for a ring in return; from now on none is due."""
+        """Return whether the latest bells ask for a ring in return, and clear that request."""
         is_due, self.channel.asked = self.channel.asked, False
         return is_due
 
@@ -187,7 +187,7 @@ class ConnectionInbox:
                 raise
 
     def await_bell(self) -> bool:
-        """Sleep until rung for; False if there is more to it: a message, or a ring is due.
+        """Sleep until woken; return False if a message has come, or a ring in return is due.
 
         Raises:
             ChannelClosedError: the other end is closed.
@@ -213,7 +213,7 @@ class ConnectionInbox:
 class QueueInbox:
     """The messages and bells for a host on a thread, in one queue.
 
-    The trainer's side can be interrupted anywhere: it takes no lock of Python's.
+    The trainer's side can be interrupted anywhere: it takes no Python lock.
 
     Args:
         reply: takes the host's replies.
@@ -235,20 +235,20 @@ class QueueInbox:
         """Have the host run a request."""
         was_put: list[None] = []
         self._latest = (message, was_put)
-        # In one go: no signal handler comes between the putting and the note of it.
+        # In one go, so that no signal handler runs between the put and the note of it.
         was_put.extend(map(self._queue.put, (message,)))
 
     def has_sent(self, message: Message) -> bool:
-        """Return whether this very object was sent last, if that was interrupted."""
+        """Return whether this very object was sent last; asked after an interrupted `send`."""
         latest, was_put = self._latest
         return latest is message and bool(was_put)
 
     def ring(self, *, asks: bool) -> None:
-        """Have the host look at the block, and ring in return if that is asked."""
+        """Have the host look at the block, and ring in return if `asks` is true."""
         self._queue.put(asks)
 
     def end(self) -> None:
-        """Have the host end as soon as it is not in env code."""
+        """Have the host end as soon as it is not running env code."""
         self._is_over = True
         self._queue.put(False)
 
@@ -256,11 +256,11 @@ class QueueInbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message has been read and not been run yet."""
+        """Whether no message that was read is still to be run."""
         return not self._messages
 
     def take_ring_request(self) -> bool:
-        """Return whether the latest bells ask for a ring in return; from now on none is due."""
+        """Return whether the latest bells ask for a ring in return, and clear that request."""
         is_due, self._ring_is_due = self._ring_is_due, False
         return is_due
 
@@ -285,7 +285,7 @@ class QueueInbox:
         self._check_not_over()
 
     def await_bell(self) -> bool:
-        """Sleep until rung for; False if there is more to it: a message, or a ring is due.
+        """Sleep until woken; return False if a message has come, or a ring in return is due.
 
         Raises:
             ChannelClosedError: the host is to end.
@@ -324,17 +324,17 @@ def run_on_thread(
     rss_bytes: Callable[[], int] = lambda: 0,
     envs_in_use: EnvsInUse | None = None,
 ) -> None:
-    """Build the envs of a host, and run what comes for them until it is told to end.
+    """Build the envs of a host, and run the requests for them until it is told to end.
 
-    It sets up nothing that belongs to the process: no generators, signals, streams, fds or
-    environment variables. What is sent either way is handed over as it is, with arrays and
-    containers of its own.
+    It sets up nothing that belongs to the process: no random generators, signals, streams, fds or
+    environment variables. Messages in both directions are handed over as they are, with arrays and
+    containers of their own.
 
     Args:
         spec: the host.
         inbox: where requests come from.
         memory: opens the memory that observations are placed in.
-        ring: rings for the trainer; None where no steps are posted.
+        ring: rings the trainer's bell; None if no steps are posted.
         encode: see `Host`.
         rss_bytes: see `Host`.
         envs_in_use: see `Host`.

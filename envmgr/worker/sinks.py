@@ -1,8 +1,9 @@
 """Where the answers of envs go: into messages, or into the env's row of the shared block.
 
-There is one way to answer a step or a reset, and these are its two ends. What the block has no room
-for (failures, large or odd infos, odd rewards, long texts) goes by message, exactly as the answer
-to a request that came by message. How an exception of env code is reported is decided here, too.
+There is one way to answer a step or a reset, and it ends in one of these two places. What the block
+has no room for (failures, large or odd infos, odd rewards, long texts) goes by message, exactly as
+the answer to a request that came by message. This module also decides how an exception of env code
+is reported.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ Send = Callable[[Any], None]
 
 
 def reraise_interrupt(error: BaseException, settings: HostSettings) -> None:
-    """Raise what was raised while env code ran and is not the env's own exception.
+    """Raise an exception that came while env code ran, if it is not the env's own.
 
     That is Ctrl-C, and whatever else a signal handler of the trainer raises, where envs run in the
-    trainer's own thread. In workers there is nothing of the kind.
+    trainer's own thread. In workers there are no such exceptions.
     """
     if not settings.propagate:
         return
@@ -60,7 +61,7 @@ def reraise_interrupt(error: BaseException, settings: HostSettings) -> None:
 
 
 def failure_kind_of(error: BaseException) -> FailureKind:
-    """Return what an exception counts as that env code, or a check of what it returned, raised."""
+    """Return the failure kind of an exception raised by env code or by a check of its results."""
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         return FailureKind.EXITED
     if isinstance(error, NonFiniteError):
@@ -76,7 +77,7 @@ class MessageSink:
     Each request is known by a key: here, the message that it came with.
 
     Args:
-        encode: turns a reply into what is sent; raises FrameError for what cannot be sent.
+        encode: encodes a reply for sending; raises FrameError for one that cannot be sent.
         settings: says which operations are announced, and which exceptions are not the env's.
     """
 
@@ -98,7 +99,7 @@ class MessageSink:
         Args:
             key: the request.
             op: what it asks for.
-            goes_on: other requests are run meanwhile.
+            goes_on: whether other requests are run meanwhile.
         """
         if op in self.settings.announced:
             self.send(self.encode(key._replace(op=Op.BEGAN, payload=goes_on)))
@@ -143,7 +144,7 @@ class MessageSink:
         return self.failure_reply(key, failure)
 
     def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
-        """Return what is reported of an exception of env code; raise it if it is not the env's."""
+        """Return the failure to report for an exception; raise it if it is not the env's."""
         reraise_interrupt(error, self.settings)
         return RemoteFailure.from_exception(error, during, failure_kind_of(error))
 
@@ -159,12 +160,12 @@ class MessageSink:
 
         Args:
             key: the request.
-            reference: to the observation.
+            reference: the reference to the observation.
             step_result: what else the step gave.
             after: what this host does by itself after the step.
-            begin_next: begins the next episode within this step (`reset_inplace`); None if it is
-                not to. Where the answer goes by message the reset comes later, with a reply of its
-                own, and this is not called.
+            begin_next: begins the next episode within this step (`reset_inplace`); None if that is
+                not to happen. If the answer goes by message, the reset comes later, with a reply of
+                its own, and this is not called.
 
         Returns:
             The messages to send, and whether `begin_next` was called.
@@ -202,13 +203,13 @@ class BlockSink(MessageSink):
     Args:
         messages: sends what the block has no room for.
         note_running: called with the row when its env begins with a reset.
-        forms: what the host knows of forms of infos.
+        forms: what the host knows of the forms of infos.
 
     Attributes:
         forms: likewise.
-        write_info: writes the info of a step, a dict that is not empty, where it costs least; false
-            if it has to go otherwise.
-        write_reset_info: likewise of a reset.
+        write_info: writes the info of a step, a dict that is not empty, where it costs least;
+            returns false if the info has to go another way.
+        write_reset_info: likewise for a reset.
     """
 
     def __init__(
@@ -328,7 +329,7 @@ class ColumnSink:
     """Writes the infos of steps of a batch that gives them as columns.
 
     Args:
-        sinks: of all of its rows, which are side by side in the block.
+        sinks: the sinks of all rows of the batch, which are side by side in the block.
     """
 
     def __init__(self, sinks: Sequence[BlockSink]) -> None:
@@ -350,11 +351,11 @@ class ColumnSink:
 
         Args:
             columns: the infos of all rows.
-            mask: (n,) bool: the rows that are meant; None: all of them.
+            mask: (n,) bool: the rows to write for; None: all of them.
 
         Returns:
             (n,) bool: which of the rows have an info; True: all of them. None: nothing was written,
-            and the infos have to go otherwise.
+            and the infos have to go another way.
         """
         described = [(path, values.dtype, values.shape) for path, values, _ in columns]
         if described != self._described:
@@ -378,7 +379,7 @@ class ColumnSink:
         return np.logical_or.reduce(present) if len(present) == len(columns) else True
 
     def _has_number(self, form: InfoForm) -> bool:
-        """Whether the trainer has numbered a form; if it does not know it, it is told."""
+        """Return whether the trainer has numbered a form; tell it of a form it does not know."""
         forms = self._forms
         if self._version != forms.versions[0]:
             number = forms.number_of(form)
@@ -389,14 +390,14 @@ class ColumnSink:
 
 
 def _ignore(info: dict[Any, Any]) -> None:
-    """Take no note of an info that has gone as a whole."""
+    """Take no note of an info that goes as a whole."""
 
 
 WriteInfo = Callable[[dict[Any, Any]], bool]
 
 
 def _handing_over(infos: list[Any], row: int) -> WriteInfo:
-    """Return what puts copies of infos where the trainer, in the same process, finds them."""
+    """Return a function that puts copies of infos where the trainer in this process finds them."""
     function: WriteInfo = partial(_hand_over, infos, row)
     if hot is not None:
         types = tuple(UNCHANGEABLE)

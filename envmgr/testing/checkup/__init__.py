@@ -1,8 +1,8 @@
 """`envmgr check`: checks an env before a long run.
 
-Everything that runs code of the env does so in worker processes: what crashes or hangs there is a
-finding. `check_up` says in which order; `probes` has what runs in the workers, `verdicts` what is
-thought of it.
+All code of the env is run in worker processes, so that a crash or a hang there is a finding.
+`check_up` runs the checks in their order, `probes` has the code that runs in the workers, and
+`verdicts` judges what it found.
 """
 
 from __future__ import annotations

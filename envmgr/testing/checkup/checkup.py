@@ -20,14 +20,15 @@ REBUILT = 6
 METHODS = ("fork", "spawn", "forkserver")
 FRAMES = "rgb_array"
 ATTEMPTS = 8
-"""How often a probe is tried whose process dies."""
+"""How often a probe is tried if its process dies."""
 
 LESS = 8
-"""By this factor a probe does less the next time, to end before an env dies that does so at random:
-so the last one takes a step or two."""
+"""By this factor, a probe does less at the next attempt, so that it ends before an env that dies at
+random does so: the last attempt takes a step or two."""
 
 ENOUGH = 2
-"""After so many hangs, each of which takes as long as it may, the rest would only say the same."""
+"""After this many hangs, each of which takes all of its time limit, the rest would only say the
+same."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class CheckOptions:
     """How thoroughly to look.
 
     Attributes:
-        episodes: how many the env is to endure.
+        episodes: how many episodes the env is to endure.
         limit_s: how long each part may take.
         n_steps: steps whose values are compared.
-        seed: to reset with.
+        seed: the seed to reset with.
         methods: start methods to try besides the server.
         close_timeout_s: as `manager.close_timeout`.
         worker_log: as `manager.worker_log`.
@@ -67,7 +68,7 @@ def check_up(
     Args:
         factory: builds one env.
         options: how thoroughly to look.
-        with_frames: builds one in render mode `rgb_array`, if the env is built without a mode.
+        with_frames: builds one env in render mode `rgb_array`, if `factory` sets no mode.
         begin: called with the name of each part before it begins.
 
     Raises:
@@ -90,11 +91,11 @@ def check_up(
 
 
 class _Check:
-    """The parts of a check, and what has come of them.
+    """The parts of a check, and what they have found so far.
 
     Attributes:
-        parts: by name, in their order.
-        is_over: why nothing else is worth looking at; empty as long as it is.
+        parts: the parts by name, in their order.
+        is_over: why the rest is not worth looking at; empty as long as it is.
     """
 
     def __init__(
@@ -109,7 +110,8 @@ class _Check:
         self._tally = tally
         self._factory = factory
         self._options = options
-        # A probe of many steps ends early if they are slow: only one that is stuck hangs.
+        # A probe of many steps ends early if these are slow, so that only a stuck one counts as a
+        # hang.
         self._probe_s = options.limit_s / 4
         self._with_frames = with_frames
         self._n_hangs = self._n_tries = self._n_deaths_in_play = 0
@@ -150,18 +152,18 @@ class _Check:
         effort: float | None = None,
         place: int = 0,
     ) -> ProbeResult:
-        """Run a probe; another time in a new process if the env has died: it may do now and then.
+        """Run a probe; if the env dies, as it may now and then, run it again in a new process.
 
-        A hang takes as long as it may, and is not tried again.
+        A hang takes all of its time limit, and the probe is not tried again.
 
         Args:
-            laboratory: where.
-            probe: what.
-            factory: of the env; the probe's first argument.
-            *args: its last ones.
-            effort: between them, unless it is None: how many steps, seconds or the like the probe
-                takes. Less after a death.
-            place: in which process of the laboratory.
+            laboratory: where to run the probe.
+            probe: the function to run.
+            factory: builds the env; the probe's first argument.
+            *args: the probe's last arguments.
+            effort: its argument between these, unless it is None: how many steps, seconds or the
+                like the probe takes. It is reduced after a death.
+            place: in which process of the laboratory to run the probe.
         """
         for _ in range(ATTEMPTS):
             efforts = () if effort is None else (effort,)
@@ -181,7 +183,7 @@ class _Check:
         return ProbeResult(value)
 
     def now_and_then(self) -> list[Finding]:
-        """Judge what has failed, and gone well afterwards."""
+        """Judge the failures that come now and then."""
         share = self._n_deaths_in_play / max(self._tally.n, 1)
         return verdicts.of_failures(self._plays, self._deaths, self._n_tries, share)
 

@@ -1,4 +1,4 @@
-"""What a check finds, and the verdict over all of it."""
+"""What a check finds, and the verdict on all of it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def worst_of(findings: Iterable[Finding]) -> Level:
 
 
 def verdict_of(findings: Iterable[Finding]) -> str:
-    """Return what all findings come to, as one sentence."""
+    """Return the verdict on all findings, as one sentence."""
     found = list(findings)
     counts = {level: sum(one.level is level for one in found) for level in Level}
     problems, warnings = counts[Level.PROBLEM], counts[Level.WARNING]

@@ -1,4 +1,4 @@
-"""What happens at Ctrl-C: a trainer of its own, with workers, gets one in the middle of a step."""
+"""A check of Ctrl-C: a separate trainer, with workers, gets one in the middle of a step."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Interrupted(NamedTuple):
     """How a trainer ended after Ctrl-C.
 
     Attributes:
-        problem: why it never came to stepping, or did not end; empty if it did.
+        problem: why it took no step, or did not end; empty if it did both.
         took_s: seconds from the signal to its end.
-        left: how many processes were left of it.
+        left: how many of its processes were left.
     """
 
     problem: str = ""
@@ -42,11 +42,11 @@ class Interrupted(NamedTuple):
 
 
 def interrupt(factory: Callable[[], Any], limit_s: float) -> Interrupted:
-    """Run two envs in a trainer of its own, send it SIGINT while it steps, and see how it ends.
+    """Run two envs in a separate trainer, send it SIGINT while it steps, and see how it ends.
 
     Args:
-        factory: of the env.
-        limit_s: for the start, and for the end.
+        factory: builds the env.
+        limit_s: the time limit for the start, and for the end.
     """
     mark = secrets.token_hex(16)
     packed = base64.b64encode(pickles.dumps((factory, limit_s)))
@@ -101,8 +101,8 @@ def _first_line(process: subprocess.Popen[bytes], packed: bytes, limit_s: float)
 def main() -> None:
     """Be the trainer: read the factory from stdin, step two envs until interrupted.
 
-    Ctrl-C is heard, whatever the process that starts this does with it: background jobs of a shell,
-    say, are started so that they ignore it, and pass that on.
+    Ctrl-C has its effect even if the process that starts this one ignores it: background jobs of a
+    shell, for example, are started so that they ignore it, and their children inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))

@@ -1,4 +1,4 @@
-"""A worker process in which an env is tried out: what it does to that process is found out."""
+"""A worker process in which an env is tried out, to see what the env does to that process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _OF_FAULTHANDLER = ("Extension modules:", "Traceback (most")
 
 
 class ProbeResult(NamedTuple):
-    """What came of a probe.
+    """The result of a probe.
 
     Attributes:
-        value: what it returned; None if it failed.
-        failure: what happened instead: it raised, crashed or hung.
+        value: what the probe returned; None if it failed.
+        failure: what happened instead: the probe raised, crashed or hung.
     """
 
     value: Any = None
@@ -48,7 +48,7 @@ class ProbeResult(NamedTuple):
 
     @property
     def stack(self) -> str:
-        """Where in the env's code it happened, as lines; empty if nobody knows."""
+        """Where in the env's code it happened, as lines; empty if that is not known."""
         failure, text = self.failure, ""
         if isinstance(failure, EnvRaised):
             text = failure.remote_traceback
@@ -62,7 +62,7 @@ class ProbeResult(NamedTuple):
 def own_frames(text: str) -> str:
     """Return the lines of a stack or traceback without the frames that are envmgr's.
 
-    Nor are those of `contextlib` shown that are next to them: they are between two of envmgr's.
+    Frames of `contextlib` next to these are left out, too: they are between two of envmgr's.
     """
     kept, skips = [], False
     for line in text.splitlines():
@@ -80,13 +80,13 @@ def own_frames(text: str) -> str:
 
 
 class Laboratory:
-    """Worker processes for probes: a manager of envs that do nothing, to which they are applied.
+    """Worker processes for probes: a manager applies the probes to envs that do nothing.
 
-    A probe that ends its process, or exceeds its limit, leaves a new process for the next.
+    After a probe that ends its process, or exceeds its limit, the next one has a new process.
 
     Args:
         context: how processes start, as `manager.context`.
-        places: how many processes.
+        places: how many processes there are.
         limit_s: how long a probe may take.
         worker_log: as `manager.worker_log`.
 
@@ -119,12 +119,12 @@ class Laboratory:
         self._manager.close()
 
     def run(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> ProbeResult:
-        """Call a function in a worker and return what came of it.
+        """Call a function in a worker and return the result.
 
         Args:
-            probe: of a module that workers can import.
-            *args: for it; may hold anything that cloudpickle takes.
-            place: in which of the processes.
+            probe: the function, of a module that workers can import.
+            *args: its arguments, which may hold anything that cloudpickle takes.
+            place: in which of the processes to call it.
         """
         packed = pickles.dumps((probe, args))  # unpacked where a failure is the probe's own
         try:
@@ -139,7 +139,7 @@ def _run_probe(env: Any, packed: bytes) -> Any:
 
 
 class _StillEnv(gymnasium.Env[Any, Any]):
-    """Does nothing: probes need a process, and no env of its own in it."""
+    """An env that does nothing: probes need a process, but no env of its own in it."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
     action_space = gymnasium.spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""What has come to stay in a process, and whether that goes on. Pure: figures in, findings out."""
+"""What accumulates in a process, and whether that goes on. Pure: figures in, findings out."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from envmgr.testing.checkup.processes import Holdings
 from envmgr.texts import counted
 
 _NOTICED = {"rss_bytes": 2e6, "fds": 3, "threads": 3, "children": 3}
-"""How much must have come to stay, over the time looked at, to be called a leak."""
+"""How much must have accumulated, over the time looked at, to be called a leak."""
 
 _UNEXPLAINED = {"rss_bytes": 50e6, "fds": 50, "threads": 50, "children": 50}
-"""How much may come to stay from the first episode on without a word, if it is no leak."""
+"""How much may accumulate from the first episode on without being mentioned, if it is no leak."""
 
 _WHAT = {
     "rss_bytes": "memory",
@@ -35,7 +35,7 @@ _FEWEST_SAMPLES = 9
 
 
 def of_endurance(found: Endured, asked: int) -> list[Finding]:
-    """Judge what came to stay in a process over many episodes."""
+    """Judge what accumulated in a process over many episodes."""
     episodes = found.samples[-1][0]
     about = f"{counted(episodes, 'episode')}, {counted(found.n_steps, 'step')}"
     why = "its process died of more" if found.asked < asked else "the time was over"
@@ -95,7 +95,7 @@ def _leak(name: str, rate: float) -> Finding:
 
 
 def _rise(name: str, rise: float, about: str) -> Finding:
-    """Return the finding for what has grown, and not as a leak does."""
+    """Return the finding for something that has grown, but not as a leak does."""
     amount = f"{rise / 1e6:,.0f} MB" if name == "rss_bytes" else f"{rise:,}"
     return Finding(
         "leaks",
@@ -115,9 +115,9 @@ _LEAK_ADVICE = {
 
 
 def leak_of(values: Sequence[float | None], noticed: float) -> float | None:
-    """Return by how much values grow from one to the next, if that goes on.
+    """Return by how much values grow from one to the next, if that growth goes on; else None.
 
-    What fills up (caches, pools of an allocator) grows less and less; a leak does not.
+    Something that fills up (a cache, a pool of an allocator) grows less and less; a leak does not.
 
     Args:
         values: equally spaced in episodes.
@@ -138,7 +138,7 @@ def leak_of(values: Sequence[float | None], noticed: float) -> float | None:
 
 
 def of_rebuilding(found: Sequence[Holdings]) -> list[Finding]:
-    """Judge what envs leave behind that were closed, one after the other in one process."""
+    """Judge what envs leave behind that are closed one after the other in one process."""
     if len(found) < 3:
         return []
     findings = []

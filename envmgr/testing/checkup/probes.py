@@ -1,4 +1,4 @@
-"""What runs in workers to find out about an env. Each probe builds an env of its own."""
+"""Probes, which workers run to find out about an env. Each probe builds an env of its own."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from envmgr.worker.profiling import profile_env
 Factory = Callable[[], Any]
 
 MOST_SAMPLES = 40
-"""How often the process is looked at while it endures episodes: at least half as often, unless
-there are fewer episodes."""
+"""How often the process is looked at, at most, while it endures episodes; and at least half as
+often, unless there are fewer episodes."""
 
 LONGEST_EPISODE = 1000
 """Steps after which an episode is cut short by a reset."""
 
 CUT = -1
-"""Stands at the end of a trajectory that is not whole."""
+"""The last entry of a trajectory that is not whole."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -45,10 +45,10 @@ class Outside(NamedTuple):
     """How a part of observations was outside of its Box.
 
     Attributes:
-        n: in how many of them.
-        excess: by how much at most.
-        value: the value that was so far off.
-        bound: the bound that it exceeds.
+        n: in how many observations it was.
+        excess: by how much it was, at most.
+        value: the value that was that far outside.
+        bound: the bound that this value exceeds.
     """
 
     n: int
@@ -61,18 +61,18 @@ class Description(NamedTuple):
     """What an env is, from its construction and a few steps.
 
     Attributes:
-        name: of its class.
-        spaces: of observations and actions, as text.
+        name: the name of its class.
+        spaces: the spaces of observations and actions, as text.
         casts: dtypes of observations that differ from those of the space, as text.
         outside: by their names, the parts of observations that were outside of their Box.
-        n_observations: how many were looked at.
+        n_observations: how many observations were looked at.
         unpicklable: why an info cannot be sent; empty if all can.
         construction_s: seconds until it was built.
-        before: what the process had before.
-        after: with the env built and reset.
+        before: what the process had before that.
+        after: what the process had with the env built and reset.
         handlers: names of signals whose handlers it changed.
-        render_mode: the one it was built with.
-        render_modes: the ones it has.
+        render_mode: the render mode it was built with.
+        render_modes: the render modes it has.
     """
 
     name: str
@@ -99,14 +99,14 @@ def _env_of(factory: Factory) -> Iterator[Any]:
 
 
 _plays: list[RandomPlay] = []
-"""Of the probe that runs in this process."""
+"""The plays of the probe that runs in this process."""
 
 _tallies: list[Tally] = []
-"""Where it counts steps: one at most."""
+"""The tally in which that probe counts its steps: one at most."""
 
 
 class _TalliedPlay(RandomPlay):
-    """Says of each step that it is tried: if the process dies of it, nobody else can."""
+    """A play that counts each step before it is tried, as the process may die of the step."""
 
     def step(self, action: Any) -> EnvTimestep:
         for tally in _tallies:
@@ -120,12 +120,12 @@ def _play_of(env: Any) -> RandomPlay:
 
 
 class Plays(NamedTuple):
-    """What random steps have met.
+    """The number of random steps, and their failures.
 
     Attributes:
-        n_steps: how many were tried.
-        n_failed: how many of them, and of resets, raised.
-        failure: what the first of them raised, and where, as lines.
+        n_steps: how many steps were tried.
+        n_failed: how many steps and resets raised.
+        failure: what the first of these raised, and where, as lines.
     """
 
     n_steps: int = 0
@@ -139,12 +139,12 @@ class Plays(NamedTuple):
 
 
 def counted_plays(tally: str, probe: Callable[..., Any], *args: Any) -> tuple[Any, Plays]:
-    """Run a probe; return what it returned, and what its random steps met.
+    """Run a probe; return what it returned, and its random steps with their failures.
 
     Args:
         tally: path of the `Tally` of steps.
-        probe: one of those below.
-        *args: for it.
+        probe: one of the probes below.
+        *args: the arguments of the probe.
     """
     with contextlib.closing(Tally(tally)) as opened:
         _tallies.append(opened)
@@ -197,7 +197,7 @@ def describe(factory: Factory, n_steps: int, limit_s: float = math.inf) -> Descr
 
 
 def _boxes(space: Any, obs: Any, path: str = "observation") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the names of the parts of an observation that have a Box, with that and the part."""
+    """Yield the parts of an observation that have a Box: the part's name, the Box and the part."""
     if isinstance(space, gymnasium.spaces.Dict) and isinstance(obs, dict):
         for key, part in space.spaces.items():
             yield from _boxes(part, obs.get(key), f"{path}[{key!r}]")
@@ -216,7 +216,7 @@ def _casts(space: Any, obs: Any) -> Iterator[str]:
 
 
 def _note_outside(outside: dict[str, Outside], space: Any, obs: Any) -> None:
-    """Note which parts of an observation are outside of their Box; what has no numbers is not."""
+    """Note which parts of an observation are outside of their Box; ones without numbers are not."""
     for path, box, part in _boxes(space, obs):
         values = np.asarray(part)
         if values.shape != box.shape or values.dtype.kind not in "biuf":
@@ -246,7 +246,7 @@ def contract(
 ) -> list[tuple[str, str]]:
     """Return what `env_problems` finds, as pairs of kind and message.
 
-    Does not compare two runs with the same seed: `trajectory` is for that.
+    It does not compare two runs with the same seed: `trajectory` is for that.
     """
     problems, _ = problems_of_one(
         factory, n_steps=n_steps, seed=seed, forgives=True, limit_s=limit_s
@@ -258,7 +258,7 @@ class Trajectory(NamedTuple):
     """What one env gave for the same seed and actions, twice.
 
     Attributes:
-        is_seeded: it takes seeds.
+        is_seeded: whether the env takes seeds.
         first: checksums of observations, rewards and ends, reset after reset; `CUT` where a step
             raised, or time was over, after which nothing can be compared.
         again: likewise, after a second reset of the same env with the same seed.
@@ -272,14 +272,14 @@ class Trajectory(NamedTuple):
 def trajectory(
     factory: Factory, n_steps: int, seed: int, whole: int, limit_s: float = math.inf
 ) -> Trajectory:
-    """Step an env with actions that follow from the seed, two times over.
+    """Step an env with actions that follow from the seed, in two runs.
 
     Args:
-        factory: builds it.
-        n_steps: how many steps.
-        seed: of env and actions.
-        whole: how many steps others take; with fewer, a trajectory is not whole.
-        limit_s: how long each of the two may go on.
+        factory: builds the env.
+        n_steps: how many steps to take.
+        seed: the seed of the env and of the actions.
+        whole: how many steps other trajectories take; one with fewer is not whole.
+        limit_s: how long each of the two runs may go on.
     """
     with _env_of(factory) as env:
         of_obs = checksum_of(adapt.spaces_of(env)[0])
@@ -310,9 +310,9 @@ class Endured(NamedTuple):
     """What became of a process while an env ran episodes.
 
     Attributes:
-        asked: how many of this process.
+        asked: how many episodes this process was asked for.
         cut: episodes that had not ended after `LONGEST_EPISODE` steps.
-        samples: pairs of the number of episodes and what the process had then.
+        samples: pairs of the number of episodes so far and what the process had then.
     """
 
     asked: int
@@ -324,8 +324,8 @@ class Endured(NamedTuple):
 def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
     """Run episodes, as many as asked for or as fit into the time.
 
-    The process is looked at after each of them at first, and less often the more there are: however
-    few fit into the time, there are samples of them, equally spaced in episodes.
+    At first the process is looked at after each episode, and less often the more there are: however
+    few episodes fit into the time, there are samples of them, equally spaced in episodes.
     """
     end, every = time.monotonic() + limit_s, 1
     n_steps = cut = 0
@@ -368,7 +368,7 @@ def rebuild(factory: Factory, times: int, limit_s: float) -> tuple[Holdings, ...
 
 
 def rendered(factory: Factory) -> tuple[str, float]:
-    """Return what a frame is, in words, and how long it took."""
+    """Return what a frame is, in words, and how long rendering it took."""
     with _env_of(factory) as env:
         adapt.reset_env(env, None)
         render = adapt.env_attribute(env, "render")

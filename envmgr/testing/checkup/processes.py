@@ -13,13 +13,13 @@ from envmgr.proc import resident_bytes, stat_of
 
 
 class Holdings(NamedTuple):
-    """What a process has, at one moment; None where the system does not tell.
+    """What a process has at one moment; None where the system does not tell.
 
     Attributes:
         rss_bytes: memory in use.
         fds: open files, sockets and pipes.
         threads: threads of Python.
-        children: processes that it started and that live, with theirs.
+        children: living processes that it started, and their descendants.
     """
 
     rss_bytes: int | None
@@ -38,17 +38,17 @@ def holdings() -> Holdings:
 
 
 def release_free_memory() -> None:
-    """Have the allocator give back what it keeps for later, where it can be told to (glibc).
+    """Have the allocator give back memory that it keeps for later, where it can be told to (glibc).
 
-    Else that is what a leak fills first, and nothing grows: an env that was closed before in the
-    same process may have left hundreds of MB of it.
+    Otherwise a leak would fill that memory first, and nothing would grow: an env that was closed
+    before in the same process may have left hundreds of MB of it.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that descend from one, zombies left out."""
+    """Return the processes that descend from a process, without zombies."""
     parents: dict[int, int] = {}
     for name in _pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -64,10 +64,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def marked(token: str) -> list[int]:
-    """Return the living processes whose environment began with this text in it."""
+    """Return the living processes that were started with this text in their environment."""
     found = []
     for name in _pids():
-        # A zombie has none, and that of other users is not ours to read.
+        # A zombie has no environment, and those of other users' processes may not be read.
         with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
             if token.encode() in file.read():
                 found.append(int(name))

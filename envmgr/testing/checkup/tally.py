@@ -1,4 +1,4 @@
-"""Counts the steps that probes take, also those of processes that die: in a file that all map."""
+"""A count of the steps that probes take, even in processes that die: in a file that all map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Tally:
     """A number that processes on this machine add to, one of them at a time.
 
     Args:
-        path: of its file; None makes one, which `close` removes.
+        path: the path of its file; None makes a new file, which `close` removes.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -29,7 +29,7 @@ class Tally:
 
     @property
     def n(self) -> int:
-        """What was counted so far."""
+        """The count so far."""
         return int(_COUNT.unpack_from(self._area)[0])
 
     def add_one(self) -> None:
@@ -37,7 +37,7 @@ class Tally:
         _COUNT.pack_into(self._area, 0, self.n + 1)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         self._area.close()
         if self._is_own:
             os.unlink(self.path)

@@ -107,7 +107,7 @@ def of_contract(problems: Sequence[tuple[str, str]]) -> list[Finding]:
 
 
 def of_trajectories(found: Mapping[str, ProbeResult]) -> list[Finding]:
-    """Judge whether the same seed and actions gave the same, wherever the env ran.
+    """Judge whether the same seed and actions gave the same values wherever the env ran.
 
     Args:
         found: trajectories by where they ran; the others are compared with the first.
@@ -163,10 +163,10 @@ def of_failures(
     """Judge failures that come now and then.
 
     Args:
-        plays: what random steps have met.
-        deaths: what came of probes whose process died.
+        plays: the random steps of all probes, and their failures.
+        deaths: the results of probes whose process died.
         n_tries: how often probes were tried.
-        death_share: of how many of the random steps a process died.
+        death_share: the share of the random steps of which a process died.
     """
     findings = []
     if plays.n_failed:
@@ -188,7 +188,7 @@ def of_failures(
 
 
 def _of_share(share: float, text: str, figures: Mapping[str, Any]) -> Finding:
-    """Return the finding for failures in such a share of the steps."""
+    """Return the finding for failures in this share of the steps."""
     if share > TOLERATED:
         advice = f"A run ends where more fail than max_failure_share ({TOLERATED:g}). Mend it."
         return Finding("failures", Level.PROBLEM, text, advice, figures)
@@ -210,7 +210,7 @@ def _difference_at(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def of_methods(found: Mapping[str, str]) -> Finding:
-    """Judge start methods that could not be tried: why, by their names."""
+    """Judge start methods that could not be tried, given the reasons by method."""
     if not found:
         return Finding("start methods", Level.OK, "every start method works")
     reasons = "; ".join(f"{name}: {' '.join(why.split())}" for name, why in found.items())
@@ -218,7 +218,7 @@ def of_methods(found: Mapping[str, str]) -> Finding:
 
 
 def of_reset_options(empty: ProbeResult, unknown: ProbeResult) -> Finding:
-    """Judge what resets do with params that are empty, and that they cannot know."""
+    """Judge what resets do with empty params, and with params that they cannot know."""
     if empty.failure is not None:
         return failed("reset options", empty, "a second reset without params")
     if unknown.failure is None:
@@ -273,11 +273,11 @@ def of_interrupt(found: Interrupted, close_timeout_s: float) -> Finding:
 
 
 def of_rendering(found: Description, result: ProbeResult | None, mode: str | None) -> Finding:
-    """Judge whether frames can be had.
+    """Judge whether the env gives frames.
 
     Args:
         found: the env as it is configured.
-        result: of rendering in `mode`; None if there is no mode to try.
+        result: the result of rendering in `mode`; None if there is no mode to try.
         mode: the mode that was tried.
     """
     part = "render"

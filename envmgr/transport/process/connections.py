@@ -25,11 +25,11 @@ class _Writing(NamedTuple):
     """A batch of frames that is being written to several channels.
 
     Attributes:
-        requests: the queue that was given; it is emptied when all frames are written, or kept.
+        requests: the given queue; it is emptied when all frames are written, or kept for later.
         channels: where the frames go; first those that have not taken all that they were sent
             before.
         frames: the bytes for each channel.
-        written: how many of these bytes each channel has taken, as far as it was tried.
+        written: how many of these bytes each channel has taken, for the channels tried so far.
     """
 
     requests: deque[tuple[int, bytes]]
@@ -42,8 +42,8 @@ class _Reading:
     """What is being read from several channels.
 
     Attributes:
-        found: the bytes of each channel, as far as it was tried.
-        came: what they are, once all were read.
+        found: the bytes of each channel, for the channels tried so far.
+        came: what these bytes contain, once all were read.
     """
 
     __slots__ = ("came", "channels", "found")
@@ -111,7 +111,7 @@ class Connections:
             channel: the parent's end.
 
         Raises:
-            OSError: it cannot be watched; it is closed then.
+            OSError: the channel cannot be watched; it was closed.
         """
         try:
             self._ready.add(channel)
@@ -170,7 +170,7 @@ class Connections:
     def send_each(self, requests: deque[tuple[int, Any]]) -> None:
         """Send frames to several hosts; all frames for one host are written together.
 
-        May be interrupted, and is called again with the same queue then. That is empty when all
+        May be interrupted; it is then called again with the same queue. The queue is empty when all
         was sent.
         """
         self._journal.finish()  # these, perhaps

@@ -54,7 +54,7 @@ class ForkSpawner(ServerSpawner):
 
     @property
     def must_wait_for_call(self) -> bool:
-        """Whether this thread may not make the fork from which workers are forked: it is gone."""
+        """Whether there is no fork to fork workers from, and this thread may not make one."""
         return self._first_link() is None and waits_for_main_thread()
 
     def _start_server(self, theirs: socket.socket, ours: socket.socket) -> ServerProcess:

@@ -1,4 +1,4 @@
-"""What the parent reads of a worker's crash report; `envmgr.worker.crash_report` writes it."""
+"""The parent's side of workers' crash reports, which `envmgr.worker.crash_report` writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LastWords:
     """The file of last words, as the parent reads it.
 
     Attributes:
-        fd: the file; workers get it.
+        fd: the fd of the file, which workers get.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class LastWords:
 
 
 def warn_of_fault(died: HostDied) -> None:
-    """Log a fatal fault of a worker that was asked to end: no failure reports it."""
+    """Log a fatal fault of a worker that was asked to end, since no failure reports it."""
     if died.exit_status in _FAULTS and died.last_words:
         logged(
             logging.WARNING,

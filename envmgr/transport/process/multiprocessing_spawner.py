@@ -112,21 +112,21 @@ class MultiprocessingSpawner(Spawner):
         return channel
 
     def _prepare(self) -> None:
-        """Make what all workers share, when the first one is started."""
+        """Create what all workers share, when the first one is started."""
         if self._endings is None and has_pidfds():
             self._endings = ReadySet()
             self._lifeline = Lifeline()
             self._lifeline.keep_to_this_process()
 
     def _own_lifeline(self) -> tuple[int, ...]:
-        """Return a read end of the lifeline for one worker, if there is such a thing here."""
+        """Return a read end of the lifeline for one worker; empty where there is no lifeline."""
         try:
             return () if self._lifeline is None else (self._lifeline.read_end(),)
         except FileNotFoundError:  # no /proc
             return ()
 
     def _watch(self, host_id: int, process: BaseProcess) -> None:
-        """Keep a process, and have its death noticed."""
+        """Keep a process, and watch for its death."""
         if self._endings is not None and process.pid is not None:
             pidfd = os.pidfd_open(process.pid)
             try:
@@ -149,13 +149,13 @@ class MultiprocessingSpawner(Spawner):
         return FrameChannel(*ours, blocking=False), (read, write)
 
     def _not_for_children(self, channel: FrameChannel, shared_fds: tuple[int, ...]) -> list[int]:
-        """Return the fds that a forked worker lets go of, so that it has none of its siblings'."""
+        """Return the fds that a forked worker gives up, so that it has no fds of its siblings."""
         if not self.inherits_factories:
             return []
         return [*channel.fds, *({*parent_fds()} - {*shared_fds})]
 
     def _environment(self) -> dict[str, str] | None:
-        """Return the variables of a worker that would else get those of an older process.
+        """Return the variables of a worker that would otherwise get those of an older process.
 
         A fork server is started once, and keeps the environment that it found then.
         """
@@ -193,7 +193,7 @@ class MultiprocessingSpawner(Spawner):
         return self._processes[host_id].sentinel if pidfd is None else pidfd
 
     def deaths(self) -> list[tuple[int, HostDied]]:
-        """Reap what has ended."""
+        """Reap the processes that have ended."""
         died, self.died = self.died, []
         for host_id in self._ended():
             self._ready.discard(self.death_of(host_id))
@@ -234,7 +234,7 @@ class MultiprocessingSpawner(Spawner):
             self.died.append((host_id, HostDied(None, LEFT_BEHIND)))
 
     def close(self) -> None:
-        """Kill and reap what is left, side by side."""
+        """Kill and reap the remaining workers, all at the same time."""
         for host_id in self._processes:
             self.signal(host_id, SIGKILL)
         end = time.monotonic() + _CLOSE_S
@@ -262,7 +262,7 @@ def _refuse_main_that_cannot_be_imported(method: str) -> None:
     """Refuse a main script that is not there: every process would end before it runs our code.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not there.
     """
     path = get_preparation_data("envmgr").get("init_main_from_path")
     if path is not None and not os.path.exists(path):
@@ -280,8 +280,9 @@ def _name_of(spec: HostSpec) -> str:
 def _keep_from_exit_handler(process: BaseProcess) -> None:
     """Take a process out of the standard library's list of children.
 
-    Its exit handler would end them in every fork of the trainer that ends in the ordinary way: the
-    workers of the trainer itself. The manager's own finalizer ends them in the trainer.
+    In every fork of the trainer that exits normally, the library's exit handler would end these
+    children, which are workers of the trainer itself. In the trainer, the manager's own finalizer
+    ends them.
     """
     children: set[BaseProcess] = getattr(multiprocessing.process, "_children", set())
     children.discard(process)

@@ -1,9 +1,9 @@
 """Which modules envs need, found without running any of their code.
 
-What is pickled of the factories names modules; those of the user's own are read for import
-statements, as far as they lead to modules of installed distributions, which are what is found. A
-string counts only if it is an id that gymnasium knows, or what a config says of an env: so a config
-file can name nothing here that it may not name elsewhere.
+The pickles of the factories name modules. The user's own modules among these are read for import
+statements, which are followed until they lead to modules of installed distributions: these are the
+result. A string counts only if it is an id that gymnasium knows, or part of what a config says
+about an env, so a config file can name nothing here that it may not name elsewhere.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from envmgr.errors import ConfigError
 from envmgr.worker.imported_modules import is_installed, spec_of
 
 _MOST_FILES = 100
-"""How many files of the user's own are read at most."""
+"""How many of the user's own files are read at most."""
 
 _NAMELESS = frozenset((int, float, bool, bytes, tuple, list, dict, type(None)))
-"""Types of what names nothing by itself; factories may hold millions of these."""
+"""Types of values that by themselves name nothing; factories may hold millions of these."""
 
 
 def listed_modules(names: Iterable[str]) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def listed_modules(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def installed_among(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the installed modules among these, and those that the user's own ones import."""
+    """Return the installed modules among these, and those that the user's own modules import."""
     queue, seen = deque(names), set[str]()
     found: dict[str, None] = {}
     n_files = 0
@@ -102,17 +102,17 @@ def find_module(name: str) -> ModuleSpec | None:
 
 
 class NamedModules:
-    """Collects the modules that factories name, while these are pickled.
+    """Collects the modules that factories name, while the factories are pickled.
 
     Attributes:
-        names: of the modules, in order.
+        names: the names of the modules, in order.
     """
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
 
     def note(self, value: Any) -> None:
-        """Note what an object names that is pickled: a factory, or something that it refers to."""
+        """Note what a pickled object names: a factory, or something that a factory refers to."""
         if type(value) in _NAMELESS:
             return
         with contextlib.suppress(Exception):  # objects of others may answer anything
@@ -145,7 +145,7 @@ def _travels_by_name(value: Any) -> bool:
 
 
 def _entries_in(value: Any) -> Iterator[Any]:
-    """Yield the modules that a registration, or what a config says of an env, has as strings."""
+    """Yield the modules that a registration, or the config of an env, names."""
     for name in ("entry_point", "source", "module", "path"):
         entry = getattr(value, name, None)
         if isinstance(entry, str):
@@ -181,8 +181,8 @@ def _imports_of_file(path: str | None, package: str, *, loaded: bool) -> list[st
     """Return what a file imports; nothing if it cannot be read, or is no Python source.
 
     Args:
-        path: of the file.
-        package: that its relative imports start from.
+        path: the path of the file.
+        package: the package that its relative imports start from.
         loaded: whether this process has run it, and so has the environment variables that it sets.
     """
     if path is None or not path.endswith(".py"):
@@ -198,8 +198,8 @@ def _imports_of_file(path: str | None, package: str, *, loaded: bool) -> list[st
 def _imports_of(node: ast.AST, package: str, *, trusts: bool) -> Iterator[str]:
     """Yield what is imported in and below a node of the source.
 
-    Code that sets environment variables may mean them for what it imports then: that is left out,
-    unless it has run already.
+    Code that sets environment variables may mean them for what it then imports: these imports are
+    left out, unless the code has already run.
     """
     is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     if (is_function or (isinstance(node, ast.Module) and not trusts)) and _sets_variables(node):
@@ -220,7 +220,7 @@ def _imports_of(node: ast.AST, package: str, *, trusts: bool) -> Iterator[str]:
 
 
 def _names_of(module: str, attributes: Iterable[str]) -> list[str]:
-    """Return the modules of `from module import attributes`; not all of them need to be there."""
+    """Return the modules of `from module import attributes`; not all of them need to exist."""
     return [module, *(f"{module}.{attribute}" for attribute in attributes if attribute != "*")]
 
 

@@ -1,7 +1,8 @@
-"""Limits of the system, looked at before they bite: fds, processes, memory.
+"""Limits of the system, checked before they are hit: fds, processes, memory.
 
-What is short is named with what is needed and what there is. No limit is raised here: programs that
-use `select` fail with fds above 1023, which is why the soft limit is often 1024.
+An error names what is short, how much of it is needed, and how much there is. No limit is raised
+here: programs that use `select` fail with fds above 1023, which is why the soft limit is often
+1024.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FDS_OF_BRANCHES = 5
 """Connections to branches of the server and to templates, which import what workers need."""
 
 _FDS_WHILE_STARTING = 12
-"""The other ends of a connection, and what it takes for a moment to start a process."""
+"""The other ends of a connection, and the fds that it takes for a moment to start a process."""
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -36,7 +37,7 @@ def refuse_too_many_workers(n_workers: int, context: str, *, shared_memory: bool
 
     Args:
         n_workers: how many are to be started.
-        context: how.
+        context: how they are started.
         shared_memory: whether they get bells.
 
     Raises:
@@ -112,7 +113,7 @@ def _free_of_user(total: int | None) -> Iterator[tuple[int, str]]:
 
 
 def _is_exempt() -> bool:
-    """Whether RLIMIT_NPROC does not hold for this process."""
+    """Return whether RLIMIT_NPROC does not apply to this process."""
     capabilities = int(fields_of(_PROC / "self/status").get("CapEff", "0"), 16)
     return (
         os.getuid() == 0
@@ -127,7 +128,7 @@ def _n_threads_of_all() -> int | None:
 
 
 def _n_threads_of_user() -> int:
-    """Return the threads of all processes of this user, which is what RLIMIT_NPROC counts."""
+    """Return how many threads all processes of this user have: RLIMIT_NPROC counts these."""
     uid, count = str(os.getuid()), 0
     for name in os.listdir(_PROC):
         if name.isdecimal():
@@ -138,7 +139,7 @@ def _n_threads_of_user() -> int:
 
 
 def refuse_more_than_there_is(nbytes: int) -> None:
-    """Refuse to allocate shared memory for which the kernel would have to kill somebody.
+    """Refuse to allocate shared memory for which the kernel would have to kill a process.
 
     Raises:
         OSError: ENOMEM, saying how much there is.
@@ -191,7 +192,7 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
             continue
         root = _CGROUPS / controller if controllers else _CGROUPS
         folder = root / path.lstrip("/")
-        # In a container the path may be that of the host: what is mounted is its own group then.
+        # In a container the path may be that of the host; then the container's group is mounted.
         yield from (f for f in (folder, *folder.parents) if f == root or root in f.parents)
 
 

@@ -1,4 +1,4 @@
-"""The trainer's side of preloading: which modules, in which branch of the worker server.
+"""The trainer's side of preloading: what to import, and in which branch of the worker server.
 
 A branch that fails, hangs, dies or does not stay clean is given up, and the next one leaves out the
 module that it was importing. The modules of a branch that has become ready are proven.
@@ -31,7 +31,7 @@ class PreloadRules(NamedTuple):
     """What the server imports before it forks workers.
 
     Attributes:
-        modules: their names; None: those that are found out.
+        modules: the names of the modules; None: those that envs are found to need.
         limit_s: seconds that one import may take.
     """
 
@@ -104,7 +104,7 @@ class Preloading:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The names of the modules that are to be there, or are."""
+        """The names of the modules that are imported, or are to be."""
         return (*self._proven, *self._wanted)
 
     def move_to(self, template: TemplateServer) -> None:
@@ -119,10 +119,10 @@ class Preloading:
         return self._template is not None and link.parent is self._template.link
 
     def go_on(self, first: ServerLink) -> None:
-        """Begin to import what is wanted, or again what was lost with a server that died.
+        """Begin to import what is wanted, or what was lost with a server that died.
 
         Args:
-            first: the manager's server; or its template, of which a branch becomes another one.
+            first: the manager's server; or its template, a branch of which becomes a template, too.
         """
         if self.opening is None:
             there = self._template.modules if self._template is not None else ()
@@ -139,12 +139,12 @@ class Preloading:
         return self._latest or first
 
     def takes_report(self) -> bool:
-        """Return whether the next worker is to say what it has imported; only the first one is."""
+        """Return whether the next worker is to report what it imports; only the first one is."""
         takes, self._wants_report = self._wants_report, False
         return takes
 
     def on_record(self, link: ServerLink, kind: int, number: int, data: bytes) -> None:
-        """Take note of what a server says of imports."""
+        """Take note of what a server says about imports."""
         if kind == server.REPORT:
             self._on_report(data)
         elif link is not self.opening:
@@ -192,7 +192,7 @@ class Preloading:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether a module takes too long."""
+        """Whether the import of a module takes too long."""
         return self.opening is not None and self.opening.due <= monotonic()
 
     def expire(self) -> None:
@@ -213,7 +213,7 @@ class Preloading:
             self._latest = None
 
     def give_up(self, why: str) -> None:
-        """Kill the branch that is importing, and open another one without what it has failed at."""
+        """Kill the importing branch, and open another one without what it failed to import."""
         link, self.opening = self.opening, None
         if link is None or link.parent is None:
             return
@@ -233,7 +233,7 @@ class Preloading:
             self._tell()
 
     def _without(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return which of these neither are left out nor are in a package that is."""
+        """Return those modules that are neither left out nor in a package that is left out."""
         packages = tuple(f"{name}." for name in self._left_out)
         return tuple(n for n in names if n not in self._left_out and not n.startswith(packages))
 

@@ -8,17 +8,19 @@ ended, and kills them and ends when the trainer closes the control socket or die
 Control messages are records of a SEQPACKET socket. To the server: START (with the worker's ends of
 its connection and, perhaps, the shared memory as file descriptors), SIGNAL, and GIVE_UP for a
 worker that was killed long ago. From it: NOT_STARTED, ENDED, and LEFT, which answers GIVE_UP: that
-worker is still in the kernel, and is reaped whenever that lets go of it. A worker itself says
-STARTED there, before anything else.
+worker is still in the kernel, and is reaped whenever the kernel lets go of it. A worker itself
+sends STARTED on this socket, before anything else.
 
-BRANCH has it fork a server like itself, with a control socket of its own, which imports modules
-before it serves: see `server_imports`. If there is a second socket, the branch sends a pidfd of
-itself there. It says IMPORTING of each module, then READY, or why it is of no use (SPOILT). To the
-server that forked it, the branch is a worker with a negative host_id: code that hangs, crashes or
-leaves threads behind when it is imported costs a branch, never a server with workers.
+BRANCH makes the server fork a server like itself, with a control socket of its own, which imports
+modules before it serves: see `server_imports`. If a second socket came with BRANCH, the branch
+sends a pidfd of itself on that. It sends IMPORTING for each module, then READY, or SPOILT with the
+reason why it is of no use. To the server that forked it, the branch is a worker with a negative
+host_id: code that hangs, crashes or leaves threads behind when it is imported costs a branch, never
+a server with workers.
 
-With `context: fork` the server is no fresh interpreter but a fork of the trainer, made while that
-has a single thread. Workers inherit their factories then, and it holds whatever the trainer held.
+With `context: fork` the server is not a fresh interpreter but a fork of the trainer, made while the
+trainer has a single thread. Workers then inherit their factories, and the server holds whatever the
+trainer held.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ RECORD = struct.Struct("<Bqq")
 
 START, SIGNAL, NOT_STARTED, ENDED, STARTED, GIVE_UP, LEFT = range(7)
 BRANCH, IMPORTING, READY, SPOILT, REPORT = range(7, 12)
-"""BRANCH, SPOILT and REPORT are followed by data. The number of IMPORTING is an index in a list."""
+"""BRANCH, SPOILT and REPORT are followed by data. The number of IMPORTING is the module's index."""
 
 OF_PRELOADING = (IMPORTING, READY, SPOILT, REPORT)
 MAX_FDS = 6
@@ -58,7 +60,7 @@ MAX_RECORD = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = 0.5
-"""How long to wait, at the end, for the next of the processes that were killed to be gone."""
+"""How long to wait, at the end, until the next of the killed processes is gone."""
 
 
 class WorkerServer:
@@ -87,8 +89,8 @@ class WorkerServer:
         self._host_of: dict[int, int | None] = {}  # by pid; None for those that were given up
         self._pid_of: dict[int, int] = {}
         self._prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
-        # What workers leave behind when they end comes to this process, and to nobody else: it is
-        # killed and reaped here. Pid 1 often reaps nothing in containers.
+        # Processes that workers leave behind when they end become children of this process, and of
+        # no other: they are killed and reaped here. Pid 1 often reaps nothing in containers.
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._lifeline = Lifeline()
         self._child_ended, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -102,7 +104,7 @@ class WorkerServer:
         self._poll.register(self._trainer, select.POLLIN)
 
     def serve(self) -> None:
-        """Do what the trainer asks until it is gone; then kill what is left of the workers."""
+        """Do what the trainer asks until it is gone; then kill the remaining workers."""
         try:
             while True:
                 events = dict(self._poll.poll())
@@ -173,7 +175,8 @@ class WorkerServer:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != self._pid:  # it died before the kernel knew that we care
                 os._exit(1)
-            # By itself, before anything else: whoever has heard of its envs knows its pid.
+            # The child itself sends this, before anything else: so whoever has heard of its envs
+            # knows its pid.
             self._control.send(RECORD.pack(STARTED, host_id, os.getpid()))
             worker.isolate_process()
             for fd in (self._child_ended, self._wakeup, *self._births, *self._reports):
@@ -187,8 +190,9 @@ class WorkerServer:
             os._exit(code)
 
     def _run_worker(self, fds: list[int], report: int | None) -> int:
-        # What its envs start belongs to it for all its life, also what has lost its own parent and
-        # left its group. So nothing of a worker that lives is ever a child of the server.
+        # Processes that its envs start belong to the worker for all its life, even those that have
+        # lost their own parent and left its group. So nothing of a worker that lives is ever a
+        # child of the server.
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         die_with_owner(self._lifeline.read_fd)
         self._lifeline.close()
@@ -203,9 +207,10 @@ class WorkerServer:
         def tell(kind: int, number: int, data: bytes = b"") -> None:
             control.send(RECORD.pack(kind, 0, number) + data)
 
-        # It ends where nobody wants to know any more what it tells.
+        # The branch ends when nobody receives any more what it tells.
         with contextlib.suppress(ConnectionError), socket.socket(fileno=fds[0]) as control:
-            # What imports leave behind becomes its child and is seen; nobody else adopts it.
+            # Processes that imports leave behind become children of the branch and are noticed;
+            # nobody else adopts them.
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 preloads = server_imports.Preloads.from_bytes(wanted)
@@ -221,7 +226,7 @@ class WorkerServer:
         return 0
 
     def _take_report(self, fd: int) -> None:
-        """Pass on what a worker says of the modules that it has imported."""
+        """Pass on a worker's report of the modules that it has imported."""
         host_id = self._reports.pop(fd)
         self._poll.unregister(fd)
         report = os.read(fd, MAX_RECORD - RECORD.size)
@@ -234,9 +239,9 @@ class WorkerServer:
         with contextlib.suppress(ChildProcessError):  # there are none left
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._on_end(*ended)
-        # Children that are no workers have been left by one that has ended. If such a one forks
-        # while it is killed, its children come here before its own end is known, and so are met
-        # by the next look.
+        # Children that are not workers were left behind by a worker that has ended. If such a child
+        # forks while it is killed, its own children come here before its end is known, and so are
+        # found by the next look.
         _kill_children(besides=self._host_of)
 
     def _on_end(self, pid: int, status: int) -> None:
@@ -249,7 +254,7 @@ class WorkerServer:
             self._tell(ENDED, host_id, os.waitstatus_to_exitcode(status))
 
     def _kill_all(self) -> None:
-        """Kill and reap all there are; but not wait for those that the kernel holds on to."""
+        """Kill and reap all children, but do not wait for those that the kernel holds on to."""
         for pid in self._host_of:
             signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # there are none left
@@ -287,7 +292,7 @@ class WorkerServer:
 
 
 def _kill_children(besides: Container[int] = ()) -> None:
-    """Kill children of this process: pids that nobody else gets before they are reaped here.
+    """Kill children of this process: nobody else gets their pids before they are reaped here.
 
     Args:
         besides: pids of those that are not to be killed.
@@ -316,7 +321,7 @@ def _introduce(fd: int) -> bool:
     """Send a pidfd of this process, and close the socket.
 
     Returns:
-        False if that has to be tried again: the trainer has sent as many fds as may be on the way,
+        False if that has to be tried again: the trainer has sent as many fds as may be in flight,
         and this process has to take some of them first.
     """
     pidfd = os.pidfd_open(os.getpid())
@@ -354,8 +359,8 @@ def run_server(
         os.dup2(devnull.fileno(), 0)
     with control:
         try:
-            # The control socket may have been inherited by other children of the trainer: its end
-            # alone does not prove that the trainer lives.
+            # Other children of the trainer may have inherited the control socket: that its other
+            # end is open does not prove that the trainer lives.
             trainer = os.pidfd_open(trainer_pid)
         except ProcessLookupError:
             return  # the trainer is gone already

@@ -30,20 +30,20 @@ class Preloads(NamedTuple):
     """What a branch is to do.
 
     Attributes:
-        modules: to import, in this order.
-        left_out: modules that must not be imported here, nor what imports them.
+        modules: the modules to import, in this order.
+        left_out: modules that must not be imported here, nor any modules that import them.
     """
 
     modules: tuple[str, ...]
     left_out: tuple[str, ...]
 
     def to_bytes(self) -> bytes:
-        """Return this as it travels to the server."""
+        """Return this in the form in which it is sent to the server."""
         return json.dumps(self).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Preloads:
-        """Return what `to_bytes` was made of."""
+        """Return the object that `to_bytes` has encoded."""
         return cls(*map(tuple, json.loads(data)))
 
 
@@ -59,7 +59,7 @@ def import_all(wanted: Preloads, begin: Callable[[int], None]) -> None:
         begin: is called with the index of each module in the list before it is imported.
 
     Raises:
-        SpoiltError: the module that was begun last made this process unfit; it says how.
+        SpoiltError: the module that was begun last made this process unfit; the error says how.
     """
     before = _Traces.now()
     for index, name in enumerate(wanted.modules):
@@ -91,7 +91,7 @@ def _import(name: str, left_out: Sequence[str]) -> None:
 
 
 class _Refusal:
-    """A finder that refuses some modules, and remembers that it was asked."""
+    """A finder that refuses some modules, and remembers which of them it was asked for."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(names)
@@ -105,7 +105,7 @@ class _Refusal:
 
 
 class _Traces(NamedTuple):
-    """What this process has, as far as a fork of it would share it or lack it."""
+    """What this process has that a fork of it would share or lack."""
 
     n_threads: int
     has_children: bool
@@ -141,7 +141,7 @@ class _Traces(NamedTuple):
 
 
 def _handlers() -> Iterator[Any]:
-    """Yield how each signal is handled: what Python knows, and what the kernel does.
+    """Yield how each signal is handled, according to Python and according to the kernel.
 
     The C library has signals of its own, for threads; they are not among these.
     """
@@ -161,14 +161,14 @@ def _has_children() -> bool:
 
 
 def _fds() -> Iterator[str]:
-    """Yield the targets of the open fds; sockets, pipes and the like have a number in theirs."""
+    """Yield what the open fds refer to; for sockets, pipes and the like, that has a number."""
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one of this listing
             yield f"{os.readlink(f'/proc/self/fd/{fd}')} (fd {fd})"
 
 
 def _shared_mappings() -> Iterator[str]:
-    """Yield what is mapped so that writes to it reach others."""
+    """Yield what is mapped in such a way that writes to it reach other processes."""
     with open("/proc/self/maps") as file:
         lines = file.read().splitlines()
     for line in lines:

@@ -20,7 +20,7 @@ _LOOK_AGAIN_MS = 1
 
 
 class ServerLink:
-    """The connection to a server, and what the trainer knows of that.
+    """The connection to a server, and what the trainer knows about the server.
 
     Several threads may send, receive and close at once, and none of them ever waits for another
     one. There is no lock: a thread that is interrupted would hold it while its signal handler, or a
@@ -28,12 +28,12 @@ class ServerLink:
 
     Args:
         parent: the connection to the server that forks this one; None for the first one.
-        number: the server's host_id there.
+        number: the server's host_id in that parent.
         wanted: what the server imports before it is ready.
 
     Attributes:
         hosts: the host_ids of the server's workers that are alive.
-        module_index: that of the module that it is importing; -1 before the first.
+        module_index: the index of the module that the server is importing; -1 before the first.
         due: when that import should have ended; inf once the server is ready.
     """
 
@@ -103,7 +103,7 @@ class ServerLink:
         """Send a record; wait for a server that is busy, but not for one that is stopped.
 
         Raises:
-            OSError: it is stopped or gone, or was let go of.
+            OSError: the server is stopped or gone, or this connection was closed.
         """
         due = monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
         record = server.RECORD.pack(kind, host_id, number) + data
@@ -115,8 +115,8 @@ class ServerLink:
             except BlockingIOError:
                 self._await_writable(due)
             except OSError as error:
-                # Linux lets a user who is not root have as many fds on the way as RLIMIT_NOFILE
-                # says: a hundred workers and more, which the server has yet to take.
+                # Linux lets a user who is not root have as many fds in flight as RLIMIT_NOFILE
+                # says: those of a hundred workers and more, which the server has yet to take.
                 if error.errno != errno.ETOOMANYREFS or monotonic() >= due:
                     raise
                 select.poll().poll(_LOOK_AGAIN_MS)  # nothing becomes readable or writable by it
@@ -125,7 +125,8 @@ class ServerLink:
         poll = select.poll()
         with self._used() as control:
             poll.register(control, select.POLLOUT)
-        # Who closes it meanwhile has this return, as it shuts it down.
+        # A thread that closes this link meanwhile makes `poll` return, since it shuts the socket
+        # down.
         if not poll.poll(max(due - monotonic(), 0.0) * 1000):
             raise TimeoutError("the worker server does not answer")
 

@@ -1,7 +1,8 @@
 """`context: server`: workers forked by a server process of our own.
 
-What envs need is imported in a branch of the server first (see `preloading`), and that forks the
-workers then; where there is nothing to import, or nothing that can be, the server does.
+What envs need is first imported in a branch of the server (see `preloading`), which then forks the
+workers. Where there is nothing to import, or nothing that can be imported, the server itself forks
+them.
 """
 
 from __future__ import annotations
@@ -43,27 +44,28 @@ _BOOTSTRAP = (
 
 
 class ServerProcess(Protocol):
-    """A process with the methods that `subprocess.Popen` has."""
+    """A process, with methods like those of `subprocess.Popen`."""
 
     def kill(self, *, directly: bool) -> None:
         """Send it SIGKILL.
 
         Args:
-            directly: from here, and not by the process that has forked it, if that is another one.
+            directly: whether it is sent from here, and not by the process that has forked it, if
+                that is another one.
         """
 
     def wait(self, timeout: float | None = None) -> int:
         """Reap it; raise `subprocess.TimeoutExpired` if it does not end in time."""
 
     def forget(self) -> None:
-        """Release what is kept of it, whether it has ended or not."""
+        """Release what is kept for it, whether it has ended or not."""
 
 
 class ServerSpawner(Spawner):
     """Has workers forked by a server process of its own (see `envmgr.transport.process.server`).
 
     Args:
-        rules: what to import before; None: nothing.
+        rules: what to import before workers are forked; None: nothing.
     """
 
     def __init__(self, settings: WorkerSettings, rules: PreloadRules | None = None) -> None:
@@ -97,7 +99,7 @@ class ServerSpawner(Spawner):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether that is done, as far as it can be."""
+        """Whether preloading is done, as far as it can be."""
         return self._preloading.opening is None
 
     def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> FrameChannel:
@@ -180,7 +182,7 @@ class ServerSpawner(Spawner):
             template_servers.give_back(template)
 
     def _settle(self, link: ServerLink, modules: tuple[str, ...]) -> None:
-        """Take a branch of the template, which has imported modules, as the template."""
+        """Make a branch of the template, which has imported `modules`, the new template."""
         self._unwatch(link)
         if self._template is not None:
             # The user may edit their own modules, which they have listed, before the next launch.
@@ -195,12 +197,12 @@ class ServerSpawner(Spawner):
 
     @property
     def has_deaths(self) -> bool:
-        """Whether there are some to return, or a branch of the server has to be given up."""
+        """Whether there are deaths to return, or a branch of the server has to be given up."""
         opening = self._preloading.opening is not None  # asked for each batch
         return bool(self.died) or (opening and self._preloading.is_overdue)
 
     def deaths(self) -> list[tuple[int, HostDied]]:
-        """Read what the servers report."""
+        """Read what the servers report, and return the workers that have died."""
         for link in list(self._links):
             while link.is_open and self._read_one(link):
                 pass
@@ -249,7 +251,7 @@ class ServerSpawner(Spawner):
                 self._on_end(link)
 
     def _on_end(self, link: ServerLink) -> None:
-        """Note that a server is gone; with the first one, all are."""
+        """Note that a server is gone; if it is the first one, all servers are gone."""
         if link.parent is None:
             self._drop_server()
             return
@@ -282,7 +284,7 @@ class ServerSpawner(Spawner):
             self._tell(server.GIVE_UP, host_id, 0)
 
     def _how_it_ended(self) -> str:
-        """Return how the server has ended; known of those that are forks of this process."""
+        """Return how the server has ended, which is known if it is a fork of this process."""
         if self._process is None or self._is_closing:  # nobody wants to know, or to wait
             return ""
         try:
@@ -311,7 +313,7 @@ class ServerSpawner(Spawner):
             process.forget()
 
     def _close_link(self, link: ServerLink, how: str = "") -> None:
-        """Close the connection to a server, which ends then, and its workers with it."""
+        """Close the connection to a server, which then ends along with its workers."""
         for host_id in list(link.hosts):
             self._on_death(host_id, HostDied(None, f"the worker server ended{how}"))
         if link in self._links:
@@ -330,7 +332,7 @@ class ServerSpawner(Spawner):
         forget_fd(link.control.fileno())
 
     def hurry(self) -> None:
-        """Wait for servers that do not answer no longer than `close` may take."""
+        """From now on, wait no longer than `close` may take for servers that do not answer."""
         self._is_closing = True
 
     def close(self) -> None:
@@ -350,7 +352,7 @@ class ServerSpawner(Spawner):
 
 
 def _path_and_argv() -> tuple[list[str], list[str]]:
-    """Return `sys.path` and `sys.argv`, without what is no text."""
+    """Return `sys.path` and `sys.argv`, without entries that are not text."""
     given: Sequence[Any] = sys.argv
     return path_of_texts(), [one for one in given if isinstance(one, str)]
 
@@ -363,7 +365,7 @@ def _start_fresh(
     with theirs:
         try:
             setup = json.dumps([*_path_and_argv(), theirs.fileno(), os.getpid()])
-            # In a file, as one argument may have 128 KiB, and `train.py data/*` more.
+            # In a file, since one argument may have 128 KiB at most, and `train.py data/*` more.
             with open(os.memfd_create("envmgr-setup"), "w+") as file:
                 file.write(setup)
                 file.seek(0)

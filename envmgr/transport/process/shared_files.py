@@ -17,7 +17,8 @@ from envmgr.wire.large_messages import LargeMessageBuffers
 from envmgr.worker.crash_report import ARE_KEPT
 
 _MOST_HOST_BELLS = 128
-"""How many hosts have a doorbell; with more, fds get scarce: others are rung through their pipe."""
+"""How many hosts have a doorbell. With more, fds would get scarce; other hosts are rung through
+their pipe."""
 
 
 class SharedFiles:
@@ -28,7 +29,7 @@ class SharedFiles:
 
     Attributes:
         bell: the parent's doorbell; None where steps cannot be posted.
-        buffers: where workers put large messages; None likewise.
+        buffers: where workers put large messages; None where `bell` is.
         host_bells: the doorbells of workers, by host_id.
 
     Raises:
@@ -62,7 +63,7 @@ class SharedFiles:
     # -- workers ----------------------------------------------------------------------------
 
     def prepare(self, spec: HostSpec) -> tuple[int, ...]:
-        """Return the fds for a new worker; its own doorbell is the last, as long as there are few.
+        """Return the fds for a new worker; the last is its own doorbell, if it still gets one.
 
         Raises:
             OSError: there are no more fds, or no more memory.
@@ -83,11 +84,11 @@ class SharedFiles:
             os.close(bell)
 
     def running_in(self, index: int) -> int:
-        """Return the async env that the worker of a group says it is running; -1 for none."""
+        """Return the async env that the host at `index` says it is running; -1 for none."""
         return -1 if self._last_words is None else self._last_words.running(index)
 
     def last_words(self, index: int) -> str:
-        """Return what the dead worker of a group has left; see `LastWords.take`."""
+        """Return what the dead host at `index` has left; see `LastWords.take`."""
         return "" if self._last_words is None else self._last_words.take(index)
 
     def stacks(self, pid: int) -> str:
@@ -105,7 +106,7 @@ class SharedFiles:
                 return
 
     def allocate(self, nbytes: int) -> memoryview | None:
-        """Return the shared memory, every page of it; None where there is none, or no need.
+        """Return the shared memory with all of its pages; None if there is none, or no need.
 
         Raises:
             OSError: there is not enough of it.

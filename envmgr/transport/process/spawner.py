@@ -1,4 +1,4 @@
-"""What starts worker processes, and the connections to them."""
+"""The base class of what starts worker processes, and the connections to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Spawner(ABC):
     """Starts worker processes, sees them die, signals and reaps them.
 
     Attributes:
-        died: what `deaths` has to return that nothing has become readable for.
+        died: what `deaths` has to return although nothing has become readable for it.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -32,8 +32,8 @@ class Spawner(ABC):
 
         Args:
             spec: what it serves.
-            shared_fds: the shared memory, the parent's doorbell, and the worker's own; or the first
-                of these, or nothing.
+            shared_fds: the file for last words, the shared memory, the parent's doorbell, and the
+                worker's own, as far as there are such.
 
         Raises:
             OSError: no process or fd could be had.
@@ -46,7 +46,7 @@ class Spawner(ABC):
 
     @property
     def must_wait_for_call(self) -> bool:
-        """Whether no worker can be started now, but in the next call: see `Transport`."""
+        """Whether workers cannot be started now, but only in the next call; see `Transport`."""
         return False
 
     @property
@@ -68,7 +68,7 @@ class Spawner(ABC):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether that is done, as far as it can be; `deaths` goes on with it."""
+        """Whether preloading is done, as far as it can be; until then, `deaths` goes on with it."""
         return True
 
     @property
@@ -81,9 +81,9 @@ class Spawner(ABC):
         self._ready = ready
 
     def any_death(self) -> list[Any]:
-        """Return what becomes readable when any worker dies; nothing where that is not known.
+        """Return what becomes readable when any worker dies; empty where that is not known.
 
-        What is returned once also stands for workers that are started later.
+        The returned objects also cover workers that are started later.
         """
         return [] if self._endings is None else self._endings.waitables()
 
@@ -93,12 +93,12 @@ class Spawner(ABC):
 
     @property
     def has_deaths(self) -> bool:
-        """Whether `deaths` has something to return that nothing has become readable for."""
+        """Whether `deaths` has something to return although nothing has become readable for it."""
         return bool(self.died)
 
     @abstractmethod
     def deaths(self) -> list[tuple[int, HostDied]]:
-        """Return the workers that have died since the last call, reaped; does not wait."""
+        """Reap and return the workers that have died since the last call; does not wait."""
 
     @abstractmethod
     def signal(self, host_id: int, number: int) -> None:
@@ -106,9 +106,9 @@ class Spawner(ABC):
 
     @abstractmethod
     def give_up(self, host_id: int) -> None:
-        """Report a worker dead that was killed long ago, but that the kernel has not let go of.
+        """Report dead a worker that was killed long ago, but that the kernel has not let go of.
 
-        It is reaped whenever it ends. Others are not touched.
+        It is reaped whenever it ends. Other workers are not touched.
         """
 
     def hurry(self) -> None:

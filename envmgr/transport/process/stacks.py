@@ -1,4 +1,4 @@
-"""Where a worker is that has exceeded a limit: the stacks of its threads, or what else is known."""
+"""Where a worker that exceeded a limit hangs: the stacks of its threads, or what else is known."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from envmgr.worker.crash_report import STACKS_FILE, STACKS_SIGNAL
 
 _MOST_S = 0.5
 _WINDOW_S = 5.0
-"""If many workers hang and do not answer, all waits in a window of time last this long together."""
+"""If many workers hang and do not answer, all waits in such a window take `_MOST_S` together."""
 
 _UNSEEN_S = 0.1
-"""Between the kernel's taking the signal and the handler's first moment nothing shows that stacks
+"""From when the kernel takes up the signal until the handler begins, nothing shows that stacks will
 come. A page fault can be in between."""
 
 _DEAF_S = 0.004
-"""How long to wait for one that is stopped, or whose threads all block the signal."""
+"""How long to wait for a worker that is stopped, or whose threads all block the signal."""
 
 _OURS = f'  File "{Path(crash_report.__file__).parent}{os.sep}'
-"""How lines of stacks begin that show calls of the package that runs envs in workers."""
+"""The beginning of stack lines that show calls of the package that runs envs in workers."""
 
 _LOOK_EVERY_S = 0.001
 
@@ -34,10 +34,10 @@ _MOST_BYTES = 1 << 16
 
 
 class Stacks:
-    """Asks workers for their stacks. Any process of their user can.
+    """Asks workers for their stacks, as any process of the same user can.
 
-    Nobody else does, not even root: what the processes of others seem to be is no reason to send
-    them signals, or to empty their files.
+    Processes of other users are not asked, not even by root: that they look like workers is no
+    reason to send them signals, or to empty their files.
     """
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class Stacks:
         """Return where a worker hangs.
 
         Args:
-            pid: of the process.
+            pid: the pid of the worker.
 
         Returns:
-            The stacks of its threads, the innermost calls first, without envmgr's own. If
-            it does not give them: what the kernel says of the process. Empty if it is gone.
+            The stacks of its threads, the innermost calls first, without envmgr's own. If it does
+            not give them: what the kernel says about the process. Empty if it is gone.
         """
         status = status_of(pid)
         if not status:
@@ -80,7 +80,7 @@ class Stacks:
             waited_s = 0.0
             while waited_s < (_MOST_S if text else most_s):
                 time.sleep(_LOOK_EVERY_S)
-                # Before the file is read: what is written between the two is in it.
+                # Before the file is read, so that `text` has what is written in between.
                 patience_s = _patience_s(pid)
                 text = _read(file)
                 waited_s = time.monotonic() - began
@@ -104,7 +104,7 @@ def _read(file: int) -> str:
 
 
 def of_envs(stacks: str) -> str:
-    """Return stacks without envmgr's own calls around those of the env, and without its threads."""
+    """Return stacks without envmgr's calls around those of the env, and without its own threads."""
     threads = [thread.splitlines() for thread in stacks.strip().split("\n\n")]
     return "\n\n".join("\n".join(_of_env(lines)) for lines in threads if not _is_watch(lines))
 
@@ -134,11 +134,11 @@ def _is_ours(status: dict[str, str]) -> bool:
 
 
 def _patience_s(pid: int) -> float:
-    """Return how long a process that was sent the signal is waited for: `inf` if it will answer.
+    """Return how long to wait for a process that was sent the signal: `inf` if it will answer.
 
-    The signal is pending until a thread of it runs: on a busy machine this can last longer than
-    a hang. The handler runs with it blocked. Threads that block all signals, as those of many
-    libraries do, block the next one, too.
+    The signal is pending until a thread of the process runs: on a busy machine this can last longer
+    than a hang. While the handler runs, the signal is blocked. Threads that block all signals, as
+    those of many libraries do, also block the signal with the next number.
     """
     status = status_of(pid)
     blocked = [_of_our_signal(mask) & 3 for mask in _blocked_by_threads(pid)]

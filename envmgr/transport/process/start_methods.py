@@ -31,7 +31,7 @@ def make_spawner(
         context: "server", "fork", "spawn" or "forkserver".
         settings: of the workers.
         factories: of all envs, in the order of their env_ids.
-        rules: what is imported once for all workers, where that can be; None: nothing.
+        rules: what is imported once for all workers, where that is possible; None: nothing.
 
     Raises:
         ConfigError: there is no interpreter to run.

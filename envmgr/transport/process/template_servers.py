@@ -2,10 +2,10 @@
 
 A *template* is a worker server that starts no workers. The first one is a fresh interpreter; others
 are branches that have imported what a manager wants. A manager takes the template that has imported
-most of what it wants, and nothing else. The rest is imported in a branch of that, which becomes a
-template itself, and the manager's own server is forked from it. So a second manager with the same
-needs imports nothing; it gets nothing that it would not have imported itself; and no other manager
-uses its server.
+most of what it wants and nothing that it does not want. The rest is imported in a branch of that
+template, which becomes a template itself; the manager's own server is forked from it. So a second
+manager with the same needs imports nothing; it gets nothing that it would not have imported itself;
+and no other manager uses its server.
 
 A template lives as long as managers, or templates that were forked from it, use it.
 """
@@ -65,7 +65,7 @@ class TemplateServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended, as far as it has said; all else that it says is dropped."""
+        """Whether it is not known to have ended; whatever it has sent until now is dropped."""
         with contextlib.suppress(BlockingIOError):
             while self.link.is_open:
                 if self.link.receive() is None:
@@ -73,13 +73,13 @@ class TemplateServer:
         return self.link.is_open
 
     def fork(self, control: socket.socket) -> ForkedServer:
-        """Have a server forked from it.
+        """Have this template fork a server.
 
         Args:
-            control: the end of the control socket that is for it.
+            control: the new server's end of its control socket.
 
         Raises:
-            OSError: it is stopped or gone, or there are no more fds.
+            OSError: the template is stopped or gone, or there are no more fds.
         """
         number = next(NUMBERS)
         nothing = Preloads((), ()).to_bytes()
@@ -95,7 +95,7 @@ class TemplateServer:
         return forked
 
     def end(self) -> None:
-        """End it, and in the end those that it was forked from; nobody uses it any more."""
+        """End this template, which is now unused, and give back the one it was forked from."""
         self.link.close()
         if isinstance(self.origin, TemplateServer):
             give_back(self.origin)
@@ -113,7 +113,7 @@ class ForkedServer:
 
     Args:
         template: the one that forks it.
-        number: its host_id there.
+        number: its host_id in the template.
         birth: the socket on which it sends a pidfd of itself, so that it can be killed and waited
             for whatever its template does.
     """
@@ -128,7 +128,7 @@ class ForkedServer:
         keep_from_children(birth.fileno())
 
     def kill(self, *, directly: bool) -> None:
-        """Let its template kill it, or kill it from here, if the template has forked it."""
+        """Have its template kill it, or kill it from here if the template has forked it."""
         known = directly and self._look()
         with contextlib.suppress(OSError):  # it is gone, or its template is
             if self._pidfd >= 0 and known:
@@ -158,8 +158,8 @@ class ForkedServer:
         if self._has_ended or self._pidfd >= 0:
             return True
         try:
-            # Left there: it would be lost if there is no fd for it now. (`socket.recv_fds` heeds no
-            # flags.)
+            # The message stays in the socket: the pidfd would be lost if there is no fd for it now.
+            # (`socket.recv_fds` ignores flags.)
             peek = (1, socket.CMSG_LEN(_FD.size), socket.MSG_PEEK)
             data, ancillary, _, _ = self._birth.recvmsg(*peek)
         except BlockingIOError:
@@ -174,7 +174,7 @@ class ForkedServer:
         return self._has_ended or self._pidfd >= 0
 
     def forget(self) -> None:
-        """Release what is kept of it."""
+        """Release the fds that are kept for it."""
         self._has_ended = True
         if self._pidfd >= 0:
             forget_fd(self._pidfd)
@@ -208,12 +208,13 @@ os.register_at_fork(after_in_child=_forget_all)
 def take(
     key: Any, wanted: Iterable[str], start: Callable[[], tuple[ServerLink, Any]]
 ) -> TemplateServer:
-    """Return the template that has imported most of what is wanted, and nothing else.
+    """Return the template that has imported most of what is wanted, and nothing unwanted.
 
     Args:
         key: see `TemplateServer`.
         wanted: names of modules.
-        start: starts a server and returns the link to it and its process, if there is no template.
+        start: is called if there is no such template; starts a server, and returns the link to it
+            and its process.
 
     Raises:
         OSError: no server could be started.
@@ -228,7 +229,7 @@ def take(
 
 
 def _find(key: Any, names: set[str]) -> TemplateServer | None:
-    """Return the best template that there is, with one user more."""
+    """Return the best existing template, and count one more user for it."""
     if not _lock.acquire(timeout=_GIVE_WAY_S):
         return None  # see `_lock`; a server of its own is always right
     try:
@@ -246,7 +247,7 @@ def _find(key: Any, names: set[str]) -> TemplateServer | None:
 def settle(
     link: ServerLink, modules: Iterable[str], template: TemplateServer, *, shared: bool
 ) -> TemplateServer:
-    """Make a branch of a template a template itself, which takes that one's place for its user.
+    """Turn a branch of a template into a template that replaces the old one for its user.
 
     Args:
         link: the connection to the branch.
@@ -262,15 +263,15 @@ def settle(
 
 
 def hide(template: TemplateServer) -> None:
-    """Keep others from taking a template that does not do what it is told."""
+    """Keep other managers from taking a template that does not do what it is told."""
     with contextlib.suppress(ValueError):  # it is not shared
         _templates.remove(template)
 
 
 def give_back(template: TemplateServer) -> None:
-    """Use a template no more; its last user ends it.
+    """Stop using a template; its last user ends it.
 
-    If another thread holds the lock and cannot go on, that thread does it when it can.
+    If another thread holds the lock and cannot go on, that thread does this when it can.
     """
     _given_back.put(template)
     _end_unused()

@@ -15,10 +15,10 @@ _OURS = "envmgr: "
 
 
 def thread_name(does: str) -> str:
-    """Return the name of a thread that runs envmgr's own code alone.
+    """Return the name of a thread that runs only envmgr's own code.
 
     `refuse_unsafe_fork` lets a trainer with such threads fork, so none of them may run code of envs
-    or users, or hold a lock that a forked worker needs. Threads that run envs are named otherwise.
+    or users, or hold a lock that a forked worker needs. Threads that run envs have other names.
 
     Args:
         does: what the thread does, in a few words, as in "resets and repairs".
@@ -27,13 +27,13 @@ def thread_name(does: str) -> str:
 
 
 def reap_behind(wait: Callable[[], Any]) -> None:
-    """Reap a child that was killed and has not ended in time, whenever it does.
+    """Reap, in the background and whenever it ends, a killed child that has not ended in time.
 
-    On a busy machine that takes longer than `close` may. Nobody else would reap it: it would stay
-    as a zombie for as long as the trainer lives.
+    On a busy machine its end may come later than `close` may wait. Nobody else would reap it: it
+    would stay as a zombie for as long as the trainer lives.
 
     Args:
-        wait: returns once it has ended, and has reaped it.
+        wait: waits until the child has ended, and reaps it.
     """
 
     def run() -> None:
@@ -49,8 +49,8 @@ def reap_behind(wait: Callable[[], Any]) -> None:
 def refuse_unsafe_fork() -> None:
     """Refuse to fork a process that has threads: their locks would stay locked in the child.
 
-    Threads of envmgr's own do not count (see `thread_name`). Nor does one that waits for the
-    calling thread, which says so in its attribute `waiting`.
+    Envmgr's own threads do not count (see `thread_name`). Nor does a thread that waits for the
+    calling thread; the calling thread names it in its attribute `waiting`.
 
     Raises:
         LaunchError: there are other threads.
@@ -66,10 +66,10 @@ def refuse_unsafe_fork() -> None:
 
 
 def waits_for_main_thread() -> bool:
-    """Whether a fork has to wait until the main thread is in a call of a manager.
+    """Return whether a fork has to wait until the main thread is in a call of a manager.
 
-    So it is for a thread of envmgr's own, while there is no other one than that. Nothing can be
-    known of the locks that the main thread holds while it trains.
+    It has to if this is one of envmgr's own threads, and the main thread is the only thread that is
+    not. Nothing can be known of the locks that the main thread holds while it trains.
     """
     is_ours = threading.current_thread().name.startswith(_OURS)
     return is_ours and _others() == [threading.main_thread()]
@@ -80,13 +80,13 @@ def _others() -> list[threading.Thread]:
     here = threading.current_thread()
     idle = (here, getattr(here, "waiting", None))
     threads = (thread for thread in threading.enumerate() if thread not in idle)
-    # Without ident: one that never ran, as an interrupt in its `start` leaves it there for good.
+    # Without ident: a thread that never ran. An interrupt in its `start` leaves it listed for good.
     return [t for t in threads if t.ident is not None and not t.name.startswith(_OURS)]
 
 
 @contextlib.contextmanager
 def quiet_fork() -> Iterator[None]:
-    """Keep Python from warning of threads of envmgr's own, which hold no lock."""
+    """Keep Python from warning about envmgr's own threads, which hold no lock."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
         yield

@@ -46,7 +46,8 @@ class ProcessTransport(Transport):
         spawner: starts them.
         settings: how they are set up.
         shared_memory: whether observations of fixed layout go through shared memory.
-        as_arrival: makes of a frame what arrives; who passes them on leaves them as they are.
+        as_arrival: turns a frame into an arrival; a process that only passes frames on leaves them
+            as they are.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ProcessTransport(Transport):
             if self._bell is not None:
                 self._ready.add(self._bell)
             opened.pop_all()
-        # Who passes frames on passes them on whole.
+        # Frames that are only passed on have to be whole, without a part in a buffer.
         self._large_messages = self._shared.buffers if as_arrival is Frame.message else None
         self._connections = Connections(self._ready, as_arrival, self._large_messages)
         self.arrivals = self._connections.arrivals
@@ -87,7 +88,7 @@ class ProcessTransport(Transport):
     # -- hosts ------------------------------------------------------------------------------
 
     def preload(self, factories: Sequence[EnvFactory]) -> None:
-        """Begin to have workers' imports done once for all, where their start method can do that.
+        """Begin to import once for all workers what they need, if their start method can do that.
 
         Raises:
             ConfigError: a factory cannot be pickled, or a module that was asked for is not there;
@@ -103,12 +104,12 @@ class ProcessTransport(Transport):
 
     @property
     def must_wait_for_call(self) -> bool:
-        """Whether the spawner must."""
+        """Whether the spawner must wait for the next call."""
         return self._spawner.must_wait_for_call
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the spawner is."""
+        """Whether the spawner is prepared."""
         return self._spawner.is_prepared
 
     def start(self, specs: Sequence[HostSpec]) -> None:
@@ -157,12 +158,12 @@ class ProcessTransport(Transport):
         self._shared.drop_bell(host_id)
 
     def whereabouts(self, host_id: int) -> str:
-        """Return the stacks of a worker; waits for them, for a tenth of a second at most."""
+        """Return the stacks of a worker; waits for them, for half a second at most."""
         pid = self.pids.get(host_id)
         return "" if pid is None else self._shared.stacks(pid)
 
     def running_in(self, host_id: int) -> int:
-        """Return the async env whose code a worker runs now; -1 if that is not known, or none."""
+        """Return the async env whose code a worker runs now; -1 if there is none, or if unknown."""
         index = self._alive.get(host_id)
         return -1 if index is None else self._shared.running_in(index)
 
@@ -182,11 +183,11 @@ class ProcessTransport(Transport):
         self._connections.send(host_id, prepared)
 
     def send_each(self, requests: deque[tuple[int, Any]], *, again: bool) -> None:
-        """Send them in as few writes as there are hosts."""
+        """Send requests, with only one write for each host."""
         self._connections.send_each(requests)
 
     def count_messages(self, counts: Any) -> None:
-        """Count the messages there."""
+        """Count messages in `counts` from now on."""
         self._connections.count_messages(counts)
 
     def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
@@ -247,7 +248,7 @@ class ProcessTransport(Transport):
     def await_ring(self, timeout_s: float) -> bool:
         """Wait for the doorbell alone."""
         bell, connections, poll = self._bell, self._connections, self._ready.poll
-        # As `needs_attention` and `silence_bell`: this runs for each batch.
+        # `needs_attention` and `silence_bell` are inlined here, since this runs for each batch.
         if bell is None or poll is None or self.arrivals or self._any_died or self._spawner.died:
             return False
         if connections.unsent or connections.ruined or connections.deaf or self._deaths:
@@ -305,7 +306,7 @@ class ProcessTransport(Transport):
 
     @property
     def has_unsent(self) -> bool:
-        """Whether a host has not taken yet all that it was sent."""
+        """Whether a host has not yet taken all that it was sent."""
         return bool(self._connections.unsent)
 
     @property
@@ -314,7 +315,7 @@ class ProcessTransport(Transport):
         return self._bell is not None
 
     def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
-        """Have hosts look at the block: all in one loop, for this runs for each batch."""
+        """Tell hosts to look at the block, all in one loop, since this runs for each batch."""
         bells = self._shared.host_bells
         write = os.eventfd_write if bells else None
         value = BELL_VALUE_ASKED if asks else BELL_VALUE
@@ -335,13 +336,13 @@ class ProcessTransport(Transport):
         self._waker.wake()
 
     def place(self, nbytes: int) -> memoryview | None:
-        """Allocate shared memory; every page is there or this raises."""
+        """Allocate shared memory with all of its pages, or raise."""
         return self._shared.allocate(nbytes)
 
     # -- the end ----------------------------------------------------------------------------
 
     def close(self, grace_s: float) -> None:
-        """Ask, terminate, kill, reap; all workers side by side."""
+        """Ask workers to end, then terminate, kill and reap them, all at the same time."""
         if self._closed:
             return
         self._spawner.hurry()

@@ -19,7 +19,7 @@ class WorkerSetupWriter:
 
     Args:
         settings: how workers are set up.
-        with_factories: whether setup include the factories of envs.
+        with_factories: whether a setup includes the factories of envs.
     """
 
     def __init__(self, settings: WorkerSettings, *, with_factories: bool) -> None:
@@ -53,7 +53,7 @@ class WorkerSetupWriter:
     def modules_named_by(self, factories: Sequence[EnvFactory]) -> tuple[str, ...]:
         """Pickle factories, and return the modules that they name.
 
-        Those count as well that were pickled before.
+        Factories that were pickled before count, too.
 
         Raises:
             ConfigError: a factory cannot be pickled.

@@ -1,4 +1,4 @@
-"""The actor that runs on a node of the cluster: its envs run on a thread of it, or in workers.
+"""The actor that runs on a node of the cluster: envs run on one of its threads, or in workers.
 
 The actor is a plain Python object: Ray is only asked which node this is.
 """
@@ -43,7 +43,7 @@ class ActorSettings(NamedTuple):
     """What an actor needs to know before the first of its hosts.
 
     Attributes:
-        worker: how its process is set up, or its worker processes.
+        worker: how the actor's process, or its worker processes, are set up.
         isolated: whether each host is a worker process on the node.
         preload: modules that are imported once for all workers; None: those that envs need.
         import_s: how long one import may take.
@@ -86,7 +86,7 @@ class NodeFactory:
 
 
 class Hosting(Protocol):
-    """What runs hosts in an actor."""
+    """The part of an actor that runs its hosts."""
 
     def deliver(self, requests: Sequence[ActorRequest]) -> None:
         """Do what is asked for, or begin to; does not wait."""
@@ -98,7 +98,7 @@ class Hosting(Protocol):
         """See `Transport.count_messages`."""
 
     def ring(self, host_ids: Sequence[int]) -> None:
-        """Let hosts look at what was posted for them."""
+        """Tell hosts to look at what was posted for them."""
 
     def whereabouts(self, host_id: int) -> str:
         """Return what a host is doing, as `Transport.whereabouts` does."""
@@ -190,7 +190,7 @@ class ThreadHost:
     """The only host of an actor, on a thread of the actor.
 
     Args:
-        calls: take what the host says to the trainer.
+        calls: carries what the host says to the trainer.
         node: where the actor runs.
     """
 
@@ -227,11 +227,11 @@ class ThreadHost:
         return memoryview(self._memory)  # type: ignore[arg-type]
 
     def count_messages(self, counts: Any) -> None:
-        """Count the messages there."""
+        """Count messages in `counts` from now on."""
         self._messages_sent = items(counts)
 
     def ring(self, host_ids: Sequence[int]) -> None:
-        """Let the host look at the block."""
+        """Tell the host to look at the block."""
         if self._inbox is not None:
             self._inbox.ring(asks=False)
 
@@ -270,12 +270,12 @@ class ThreadHost:
 
 
 class WorkerHosts:
-    """Hosts in worker processes, by the transport that `type: subprocess` uses.
+    """Hosts in worker processes, run by the transport that `type: subprocess` uses.
 
     One thread polls that transport and passes on what comes. Other threads only ring.
 
     Args:
-        calls: take what hosts say to the trainer.
+        calls: carries what hosts say to the trainer.
         node: where the workers run.
     """
 
@@ -312,7 +312,7 @@ class WorkerHosts:
         return self._transport.place(nbytes)
 
     def count_messages(self, counts: Any) -> None:
-        """Count the messages there."""
+        """Count messages in `counts` from now on."""
         self._transport.count_messages(counts)
 
     def ring(self, host_ids: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """The actor's side of the calls: each call brings requests, and returns when there are replies.
 
 One call always waits in the actor. So the trainer need not make a call to learn of what happens
-later than the answer to a request, such as a reset that the host begins by itself, or a death. A
-call that brings steps returns with the replies to them: a batch takes one call.
+after the answer to a request, such as a reset that the host begins by itself, or a death. A call
+that brings steps returns with the replies to them: a batch takes one call.
 
 Ray runs calls on threads of its own in any order, so requests and replies are numbered. One lock
 guards all that calls change, the actor's copy of the block included.
@@ -147,7 +147,7 @@ class CallHandler:
         return has_any and (is_time or not self._are_awaited)
 
     def _pause_s(self) -> float | None:
-        """Return how long to wait; the last reply that is awaited ends the wait before that."""
+        """Return how long to wait; the last awaited reply ends the wait earlier."""
         now = time.monotonic()
         if self._look_at <= now:
             if self._awaited or self._replies or self._is_rung:

@@ -1,8 +1,8 @@
-"""Ray itself, which is imported when it is needed first, and the connection to a cluster.
+"""Ray itself, which is imported when it is first needed, and the connection to a cluster.
 
-All managers of a process share the connection. If the user has called `ray.init`, managers use
-that. Else the first manager connects, or starts a cluster on this machine, and the last one that is
-closed disconnects.
+All managers of a process share the connection. If the user has called `ray.init`, managers use that
+connection. Otherwise the first manager connects, or starts a cluster on this machine, and the last
+one that is closed disconnects.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def refuse_without_ray() -> None:
     """Refuse to go on where Ray is not installed; does not import it.
 
     Raises:
-        MissingDependencyError: it is not.
+        MissingDependencyError: it is not installed.
     """
     spec = importlib.util.find_spec("ray")
     if spec is None or spec.origin is None:  # a mere folder of that name, as Ray leaves in /tmp
@@ -48,7 +48,7 @@ def refuse_without_ray() -> None:
 
 
 def imported_ray() -> Any:
-    """Return the package.
+    """Return the package `ray`.
 
     Raises:
         MissingDependencyError: it is not installed, or cannot be imported.
@@ -61,7 +61,7 @@ class _Keeper(threading.Thread):
     """The thread that connects, and disconnects when it is told to.
 
     The kernel ends the processes of a cluster on this machine when the thread that has started them
-    ends. So this thread is one of its own, which outlives managers.
+    ends. So this is a thread of its own, which outlives managers.
     """
 
     def __init__(self, ray: Any, address: str | None) -> None:
@@ -74,7 +74,7 @@ class _Keeper(threading.Thread):
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def open(self) -> None:
-        """Connect, and wait for that; raise what went wrong."""
+        """Connect, and wait until that is done; raise the error if it fails."""
         start_thread(self)
         error = self._opened.get()
         if error is not None:
@@ -109,7 +109,8 @@ class Cluster(NamedTuple):
 
     Attributes:
         ray: the package.
-        keeper: who disconnects when the last manager has closed; None where the user has connected.
+        keeper: the thread that disconnects when the last manager has closed; None if the user has
+            connected.
     """
 
     ray: Any
@@ -117,11 +118,11 @@ class Cluster(NamedTuple):
 
 
 def open_cluster(address: str | None) -> Cluster:
-    """Return Ray, connected to a cluster; `close_cluster` follows.
+    """Return Ray, connected to a cluster; to be closed with `close_cluster`.
 
     Args:
-        address: `host:port`, `auto`, or None: the one that this process is connected to, or else a
-            new one on this machine.
+        address: `host:port`, `auto`, or None: the cluster that this process is connected to, or
+            else a new one on this machine.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -181,7 +182,7 @@ def _refuse_other(ray: Any, address: str | None) -> None:
 
 
 def _resolved(address: str) -> tuple[str, str]:
-    """Return host and port; all of this machine's own addresses, such as localhost, are one."""
+    """Return host and port; all addresses of this machine, such as localhost, count as one."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
         host = socket.gethostbyname(host)
@@ -192,7 +193,7 @@ def _resolved(address: str) -> tuple[str, str]:
 
 
 def _refuse_unreachable(address: str | None) -> None:
-    """Find out quickly that nobody is there; Ray itself would try for a long time."""
+    """Refuse quickly an address where nobody answers; Ray itself would try for a long time."""
     if address is None or ":" not in address:
         return
     host, _, port = address.rpartition(":")

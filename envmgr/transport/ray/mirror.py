@@ -1,8 +1,9 @@
 """The shared block where hosts are on other machines: the trainer and each actor have a copy of it.
 
-All sides lay out the same memory. What the trainer posts travels with the next call to an actor,
-and what hosts reply with the return of a call: the columns of the rows that are new, in the order
-in which they were written, tokens last. So the copies behave as a block in shared memory does.
+All sides lay out their memory alike. What the trainer posts travels with the next call to an actor,
+and what hosts reply travels with the return of a call: the columns of the rows that are new, in the
+order in which they were written, tokens last. So the copies behave as a block in shared memory
+does.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Mirror:
     """One side's copy of the block, and of the arenas behind it.
 
     Args:
-        memory: allocates so many bytes, all zero.
+        memory: allocates the given number of bytes, all zero.
 
     Attributes:
         block: the columns; None until an env is placed there.
@@ -78,7 +79,7 @@ class Mirror:
         """Take note of a message that says where the data of an env is.
 
         Returns:
-            Whether steps are posted for it there.
+            Whether steps are posted for that env here.
 
         Raises:
             OSError: there is not enough memory.
@@ -150,13 +151,13 @@ class TrainerMirror(Mirror):
         """Return what is new for an actor.
 
         Args:
-            rows: of its envs.
-            indexes: of its hosts.
+            rows: the rows of its envs.
+            indexes: the indexes of its hosts.
         """
         block, parts = self.block, list[Part]()
         if block is None:
             return parts
-        # First: the core writes this column after the tokens of the steps.
+        # Read first, since the core writes this column after the tokens of the steps.
         posted = block.posted[indexes]
         is_new = posted != self._posted[indexes]
         requests, resets = block.requests[rows], block.reset_requests[rows]
@@ -201,7 +202,7 @@ class NodeMirror(Mirror):
         self._hosts[index] = host_id
         self._indexes = np.array(sorted(self._hosts), np.int64)
         if self.block is not None:
-            # The trainer may know already what the host before it was running.
+            # The trainer may already know what the previous host at this index was running.
             self.block.running[index], self._of_host[1][index] = 0, -1
 
     def note_placement_for(self, host_id: int, frame: Frame) -> None:
@@ -211,7 +212,8 @@ class NodeMirror(Mirror):
             self._rows = np.array(sorted(self._host_of), np.int64)
 
     def _lay_out(self, block: Block) -> Block:
-        # What the trainer was told last, and what it awaits: of steps, and of posted resets.
+        # The tokens that the trainer was told last, and those that it awaits: of steps, and of
+        # posted resets.
         self._told = [block.replies.copy(), block.resets.copy()]
         self._awaited = [block.replies.copy(), block.resets.copy()]
         self._of_host = [column.copy() for column in (block.since, block.running, block.finished)]
@@ -283,12 +285,12 @@ class NodeMirror(Mirror):
         return is_new or bool(self._new_hosts(block).size)
 
     def news(self) -> News | None:
-        """Return what is new since the last call of this; None if nothing is."""
+        """Return what is new since the last call of this method; None if nothing is."""
         block, parts = self.block, list[Part]()
         if block is None:
             return None
         hosts = self._of_hosts(block)
-        # Resets first: a step that includes its reset is answered after it.
+        # Resets first: a step that includes its reset is answered after that reset.
         steps, resets = self._new_rows(0, block.replies), self._new_rows(1, block.resets)
         if len(resets):
             flags = block.reset_flags[resets]

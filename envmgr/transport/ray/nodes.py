@@ -82,7 +82,7 @@ class NodeChoice:
         """Return the node for a new actor; None leaves it to Ray.
 
         Args:
-            taken: the nodes of the actors that there are.
+            taken: the nodes of the existing actors.
         """
         if self._options.scheduling == "pack":
             return None
@@ -97,7 +97,7 @@ class NodeChoice:
 
 
 def strategy_of(node_id: str | None) -> Any:
-    """Return what asks Ray for a node; Ray takes another one if that is gone or full."""
+    """Return the strategy that asks Ray for a node; Ray takes another if that is gone or full."""
     if node_id is None:
         return "DEFAULT"
     strategies = importlib.import_module("ray.util.scheduling_strategies")

@@ -1,8 +1,8 @@
 """What a trainer and its actors say to each other.
 
 A call to an actor takes a list of requests there, and brings a list of replies back. Each list
-travels as one `bytes` object, which Ray carries unchanged; it would look at every part of any other
-object in Python.
+travels as one `bytes` object, which Ray carries unchanged; Ray would look at every part of any
+other object, in Python code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ActorOp(IntEnum):
     CLOSE = 4
     """Close the envs of all hosts. Data: the seconds that this may take."""
     POST = 5
-    """Write what is new in the block, see `mirror`. Data: that. The host does not matter."""
+    """Write what is new in the block; see `mirror`. Data: the new parts. Any host_id will do."""
     ASK = 6
     """Let a host ring when it has done what was posted for it. No data."""
 
@@ -40,11 +40,11 @@ class ActorRequest(NamedTuple):
 
 
 class Node(NamedTuple):
-    """Where an actor runs: the first thing that it says.
+    """Where an actor runs: the first thing that it sends.
 
     Attributes:
-        node_id: the node, as Ray names it.
-        address: the address of the node, likewise.
+        node_id: the id of the node in Ray.
+        address: the address of the node in Ray.
         pid: the actor's process.
         posts: whether steps can be posted in memory there.
     """

@@ -2,8 +2,8 @@
 
 The thread of the trainer's loop never runs Ray's code, which a signal handler could interrupt
 half-way. It leaves what is to be sent in a queue, and finds what has come in the outbox, where
-threads of Ray's put it. All that is in the queue when the calling thread looks goes with one call,
-so a batch of steps takes one call to each actor.
+Ray's threads put it. All that is in the queue when the calling thread looks goes with one call, so
+a batch of steps takes one call to each actor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ActorLink:
 
     Args:
         start: lets Ray start the actor; returns its handle and the node that was chosen.
-        serves_one: the actor is of no use any more when its host has ended.
+        serves_one: whether the actor is of no use any more once its host has ended.
 
     Attributes:
         start: the same.
@@ -70,7 +70,7 @@ class ActorLink:
         self.n_calls = 0
 
     def posted(self, mirror: TrainerMirror) -> None:
-        """Let the next call bring what was posted."""
+        """Add what was posted to the requests of the next call."""
         self.is_rung = False
         indexes = np.array([*self.hosts.values()], np.int64)
         posts = mirror.posts(np.array([*self.rows], np.int64), indexes)
@@ -100,12 +100,12 @@ KILL, LOSE, RING = "kill", "lose", "ring"
 """What to do about an actor: kill it; kill it and take it for dead; tell it what was posted."""
 
 Task = tuple[ActorLink | None, Any]
-"""An actor, and what to do: a request, one of the above, or None where a call has to wait there.
-Without an actor: end."""
+"""An actor, and what to do: a request, one of the above, or None if a call has to wait in it.
+Without an actor: end the thread."""
 
 
 class ActorCaller:
-    """Takes requests to actors, and puts what they say into the outbox.
+    """Carries requests to actors, and puts what the actors reply into the outbox.
 
     Args:
         ray: the package, connected to a cluster.
@@ -133,7 +133,7 @@ class ActorCaller:
         start_thread(self._thread)
 
     def end(self, limit_s: float) -> None:
-        """End the thread after all that it was given before."""
+        """End the thread once it has done all that it was given before."""
         self.tasks.put((None, None))
         join_thread(self._thread, limit_s)
 
@@ -207,7 +207,7 @@ class ActorCaller:
             future.add_done_callback(partial(self._returned, link))
 
     def _returned(self, link: ActorLink, future: Any) -> None:
-        """Take what a call returned. Runs on a thread of Ray's, which must not call Ray."""
+        """Take what a call returned. Runs on one of Ray's threads, which must not call Ray."""
         with self._lock:
             if link.is_gone:
                 return

@@ -69,7 +69,7 @@ class RayTransport(OutboxTransport):
     Raises:
         MissingDependencyError: Ray is not installed.
         ConfigError: the cluster has no room for the actors, or Ray refuses their options.
-        LaunchError: there is no cluster to be had.
+        LaunchError: no cluster can be reached or started.
     """
 
     _hosts: dict[int, ActorLink]
@@ -124,7 +124,7 @@ class RayTransport(OutboxTransport):
         """Pickle all factories, and note which modules they name.
 
         Raises:
-            ConfigError: one cannot be pickled; nothing was started.
+            ConfigError: a factory cannot be pickled; nothing was started.
         """
         self._named = self._worker_setup.modules_named_by(factories)
 
@@ -180,7 +180,7 @@ class RayTransport(OutboxTransport):
             self._tasks.put((link, LOSE))
 
     def whereabouts(self, host_id: int) -> str:
-        """Ask the host's actor, unless that did not answer before."""
+        """Ask the host's actor, unless it failed to answer before."""
         link = self._hosts.get(host_id)
         if link is None or link.is_over or link.is_silent or not self._ray.is_initialized():
             return ""
@@ -194,7 +194,7 @@ class RayTransport(OutboxTransport):
             return ""
 
     def figures(self) -> dict[str, Any]:
-        """Say where the actors are, and how many hosts each has."""
+        """Return where the actors are, and how many hosts each has."""
         return {
             "actors": [
                 {**link.node._asdict(), "hosts": len(link.hosts)}
@@ -216,16 +216,16 @@ class RayTransport(OutboxTransport):
             was_put: list[None] = []
             self._latest = (prepared, was_put)
             task = (link, ActorRequest(ActorOp.SEND, host_id, prepared))
-            # In one go: no signal handler comes between the request and the note of it.
+            # In one go: no signal handler comes between putting the request and noting that.
             was_put.extend(map(self._tasks.put, (task,)))
 
     def has_sent(self, host_id: int, prepared: Any) -> bool:
-        """Whether this very object was the last one that `send` left to the thread."""
+        """Return whether this very object is the last one that `send` left to the thread."""
         latest, was_put = self._latest
         return latest is prepared and bool(was_put)
 
     def any_death(self) -> list[Any]:
-        """Return what is rung for deaths only."""
+        """Return the waker that is rung for deaths only."""
         return [self._deaths]
 
     # -- the block --------------------------------------------------------------------------
