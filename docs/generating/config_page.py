@@ -32,7 +32,7 @@ def config_page() -> str:
 
 A config has three sections, all of which may be left out: `manager`, `env` and `collect`. Unknown
 keys are refused. [The guide](../guide/configs.md) says how configs are written and merged, and
-[`envmgr show`](../guide/configs.md#what-a-config-comes-to) prints one with every key filled in.
+[`envmgr show`](../guide/configs.md#inspecting-the-resolved-config) prints one with every key filled in.
 
 "In a file" is what a config file may set a key to, since it may come from anywhere; the command
 line and code may set all that is allowed. [The guide](../guide/configs.md#what-a-file-may-set) says
