@@ -13,7 +13,10 @@ from envmgr.texts import counted
 
 @dataclass(frozen=True)
 class GatherPolicy:
-    """When a gather may return.
+    """How many timesteps a gather waits for, and how long for more.
+
+    `Gather` in `envmgr.core.engine` waits; it also decides what else ends a gather (failures) and
+    what does not (ends of episodes alone).
 
     Attributes:
         wait_num: timesteps to wait for; `inf` waits for all that are outstanding.

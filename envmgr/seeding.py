@@ -1,4 +1,7 @@
-"""Seeds of the envs of one manager, and samplers of random actions that follow from them."""
+"""Seeds of the envs of one manager, and samplers of random actions that follow from them.
+
+This computes seeds; `Episodes.begin` in `envmgr.core.episodes` decides which one a reset gets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438)."""
+"""Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
+
+This knows steps alone. What it is given for envs that failed is up to `RolloutBuffer.gae`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def gae(
         truncated: whether it was cut off.
         gamma: discount per step.
         lam: weight of the longer estimates; 0 is one-step TD, 1 is Monte Carlo.
-        mask: False for padding: its advantage is 0, and the step before it is bootstrapped with
+        mask: False for padding, and for steps in which the env failed: the advantage is 0, and the step before it is bootstrapped with
             its value.
     """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)

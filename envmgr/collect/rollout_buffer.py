@@ -1,4 +1,7 @@
-"""The rollout buffer: T steps of n envs in preallocated arrays, and their advantages."""
+"""The rollout buffer: T steps of n envs in preallocated arrays, and their advantages.
+
+It decides what counts in them, and what follows a step, where envs failed or episodes were cut off.
+"""
 
 from __future__ import annotations
 

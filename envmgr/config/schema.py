@@ -1,7 +1,9 @@
 """The schema mechanism: dataclass fields that hold a key's check, text, and rule for files.
 
 A section of a config is a `Section`, whose fields are made by `option`. Defaults, checks, the names
-suggested for unknown keys and the generated reference table all come from these fields.
+suggested for unknown keys and the generated reference table all come from these fields. The keys
+themselves are in `manager` (the section `manager`), `sections` (`env` and `collect`) and
+`kind_sections` (those of single kinds).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The other sections of a config file: `env` and `collect`."""
+"""The sections `env` and `collect` of a config file; `manager` is in `envmgr.config.manager`."""
 
 from __future__ import annotations
 

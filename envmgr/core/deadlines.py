@@ -1,4 +1,7 @@
-"""Time limits: which one applies to an env, when it passes and, in shared workers, whose it is."""
+"""Time limits: which one applies to an env, when it passes and, in shared workers, whose it is.
+
+The limits that leases have of their own are chosen in `envmgr.core.slots`.
+"""
 
 from __future__ import annotations
 

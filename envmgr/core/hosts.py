@@ -238,7 +238,7 @@ class Hosts:
 
     @property
     def are_recycled(self) -> bool:
-        """Whether workers have a limit, and are replaced when they have reached it."""
+        """Whether workers are recycled: replaced once `Host` in `envmgr.worker.host` says so."""
         settings = self.settings
         return settings.max_episodes is not None or settings.max_rss_bytes is not None
 

@@ -1,5 +1,7 @@
 """Slots: envs that are leased, each to one coroutine or thread, and what is done for them.
 
+Of the time limits of a lease, of a call in it and of the config, the shortest is chosen here.
+
 Nothing here waits or has threads: `Owner` calls `serve` while it holds the engine, and then
 notifies users of what has come. Users queue commands, from any thread.
 """

@@ -1,5 +1,7 @@
 """Checks of what callers ask for, before anything is sent or changed.
 
+Actions of ordinary steps are checked in `envmgr.spaces.columns`, and come here if they do not fit.
+
 Invalid arguments, including objects that raise when they are inspected, are refused with an error
 of `envmgr.errors` that says what was found, what is expected and what to do. Valid ones are
 returned as values of one plain type.

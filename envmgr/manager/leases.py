@@ -1,4 +1,7 @@
-"""Leases: one env to one thread (`with`) or to one coroutine (`async with`)."""
+"""Leases: one env to one thread (`with`) or to one coroutine (`async with`).
+
+What users hold. Their calls, with their time limits, are carried out by `envmgr.core.slots`.
+"""
 
 from __future__ import annotations
 

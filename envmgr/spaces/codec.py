@@ -1,4 +1,7 @@
-"""What a codec does, and the codec of spaces about which nothing is known."""
+"""What a codec does, and the codec of spaces about which nothing is known.
+
+`CODECS` in `codecs` says which class of spaces has which codec.
+"""
 
 from __future__ import annotations
 

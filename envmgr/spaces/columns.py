@@ -3,8 +3,8 @@
 Actions that fit the space exactly (types, shapes and bounds) are checked as a batch, at the cost of
 a few numpy calls. Others are looked at one by one: they are converted here as the env would convert
 them, and numbers are noted with the form that they are in, so that the env is given what it would
-get by message. A result of `None` means that other code has to find out what is wrong with which
-action, if anything is.
+get by message. A result of `None` means that `checked_actions` in `envmgr.core.validate` has to
+find out what is wrong with which action, if anything is.
 """
 
 from __future__ import annotations

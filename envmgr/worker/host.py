@@ -2,6 +2,7 @@
 
 A `Host` is given messages and sends encoded replies, wherever it runs (in a process, on a thread,
 in the caller). A `HostedEnv` is one of its envs; `EnvsInUse` knows which env objects are in use.
+The host also notices that it has reached its limit of memory or episodes, and asks to be replaced.
 """
 
 from __future__ import annotations

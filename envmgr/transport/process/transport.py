@@ -33,6 +33,8 @@ from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, Message, Op
 
 _TERMINATE_S = 0.4
+"""How long workers have to end after SIGTERM, and again after SIGKILL, when all are closed."""
+
 _HAS_CLOSED = (
     "it closed its connection to the trainer, as code does that closes a file descriptor that is "
     "not its own, and was ended"
@@ -342,7 +344,7 @@ class ProcessTransport(Transport):
     # -- the end ----------------------------------------------------------------------------
 
     def close(self, grace_s: float) -> None:
-        """Ask workers to end, then terminate, kill and reap them, all at the same time."""
+        """Ask all workers to end; terminate, kill and reap those that have not ended in `grace_s`."""
         if self._closed:
             return
         self._spawner.hurry()
