@@ -50,8 +50,8 @@ def gae(
         truncated: whether it was cut off.
         gamma: discount per step.
         lam: weight of the longer estimates; 0 is one-step TD, 1 is Monte Carlo.
-        mask: False for padding, and for steps in which the env failed: the advantage is 0, and the step before it is bootstrapped with
-            its value.
+        mask: False for padding, and for steps in which the env failed: the advantage is 0, and the
+            step before is bootstrapped with the value of such a step.
     """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     ended = np.logical_or(terminated, truncated)

@@ -344,7 +344,7 @@ class ProcessTransport(Transport):
     # -- the end ----------------------------------------------------------------------------
 
     def close(self, grace_s: float) -> None:
-        """Ask all workers to end; terminate, kill and reap those that have not ended in `grace_s`."""
+        """Ask all workers to end; terminate, kill and reap those that are left after `grace_s`."""
         if self._closed:
             return
         self._spawner.hurry()
