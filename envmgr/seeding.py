@@ -19,7 +19,7 @@ from envmgr.texts import counted
 
 
 class Seeds(NamedTuple):
-    """The seeds that the envs of a manager begin their next generation with.
+    """The seeds that envs are given at their next explicit reset; renewals use `derived_seed`.
 
     Attributes:
         of_envs: the seeds by env_id; None is no seed.

@@ -51,7 +51,7 @@ def gae(
         gamma: discount per step.
         lam: weight of the longer estimates; 0 is one-step TD, 1 is Monte Carlo.
         mask: False for padding, and for steps in which the env failed: the advantage is 0, and the
-            step before is bootstrapped with the value of such a step.
+            `next_values` of the step before have to be right all the same.
     """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     ended = np.logical_or(terminated, truncated)

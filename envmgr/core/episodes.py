@@ -246,7 +246,7 @@ class Episodes:
         env.leaves = False
         env.has_plan = not env.is_spare
         if self._spares is not None:
-            self._spares.is_reset(env)
+            self._spares.reset_begins(env)
 
     def leave(self, env: ManagedEnv) -> None:
         """Reset an idle env, or a spare in its place, that has taken steps in its episode.

@@ -82,7 +82,7 @@ class Spares:
         kept = [spare for spare in self.envs if not spare.dropped]
         return {"spare_env_num": len(kept), "spares_ready": sum(map(self.is_ready, kept))}
 
-    def is_reset(self, env: ManagedEnv) -> None:
+    def reset_begins(self, env: ManagedEnv) -> None:
         """Note that the reset of an env, or of a spare, begins."""
         self._waiting.pop(env.env_id, None)
         if env.is_spare:

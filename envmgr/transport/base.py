@@ -306,5 +306,5 @@ class Transport(ABC):
         unless the process that started the hosts is itself stopped.
 
         Args:
-            grace_s: seconds; 0 does not ask.
+            grace_s: seconds; with 0 hosts are not asked, but terminated at once.
         """

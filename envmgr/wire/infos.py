@@ -2,7 +2,7 @@
 
 The bytes are MessagePack's. Numbers, bools, None, texts, numpy numbers and small arrays of them, in
 nested dicts with text keys, come out as they went in, with the same types. For all else `encode`
-returns None: such infos go by message.
+returns None: such infos go by message. Infos of a stable form do not come here: see `info_forms`.
 """
 
 from __future__ import annotations
