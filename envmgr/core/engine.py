@@ -1,4 +1,4 @@
-"""The engine: one caller at a time, and the one place that waits.
+"""The engine: one caller at a time, and the one place that waits; `Gather` waits for timesteps.
 
 It waits in the caller's thread, or behind the caller in a thread of its own.
 

@@ -1,4 +1,4 @@
-"""How episodes begin and end, and how an env gets back a saved state."""
+"""How episodes begin (with which seed) and end, and how an env gets back a saved state."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class Episodes:
         self.ends_in_place = plainly and rules.reset_inplace
 
     def begin(self, env: ManagedEnv) -> None:
-        """Send the reset of an idle env, now or when it has its turn."""
+        """Send the reset of an idle env, with the seed that is due, now or when it has its turn."""
         env.again = env.waits = False  # whatever was new goes with this one
         if env.failed_while_ready is None:
             self._table.happened(env.env_id, Event.BEGIN_RESET)

@@ -87,11 +87,11 @@ class Codec:
     def for_env(self, action: Any) -> Any:
         """Return an action in the form that gymnasium envs expect.
 
-        One integer in any form (int, numpy integer, array of one element) becomes an int for
-        Discrete; an action that can become an array of the dtype of Box, MultiDiscrete or
-        MultiBinary without losing information in kind becomes one; Dict and Tuple convert their
-        parts. Everything else is passed on unchanged: it is up to the caller, and in the end to the
-        env, to check whether an action is legal.
+        The codec of Discrete makes an int of one integer in any form (int, numpy integer, array of
+        one element); those of Box, MultiDiscrete and MultiBinary make an array of their dtype if
+        that loses no information in kind; those of Dict and Tuple convert the parts. This one, and
+        the others for everything else, pass actions on unchanged: it is up to the caller, and in
+        the end to the env, to check whether an action is legal.
         """
         return action
 

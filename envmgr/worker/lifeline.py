@@ -5,9 +5,10 @@ signal of `PR_SET_PDEATHSIG` comes when the thread that started the worker ends,
 server started it. The end of a pipe has neither fault: the read end is set to send SIGKILL
 (F_SETSIG) to the process group of the worker (F_SETOWN) when the last write end is closed
 (O_ASYNC). So the worker and what it has started end with the owner, at the same moment and whatever
-they are doing. Only Linux has F_SETSIG: elsewhere `end_with_parent` of `envmgr.worker.process` ends a
-worker once its code lets go of the GIL. docs/decisions/0014-workers-end-with-the-trainer.md has the
-details.
+they are doing. With `context: server` that owner is the worker server, which watches the trainer
+and ends with it. Only Linux has F_SETSIG: elsewhere `end_with_parent` of `envmgr.worker.process`
+ends a worker once its code lets go of the GIL. docs/decisions/0014-workers-end-with-the-trainer.md
+has the details.
 """
 
 from __future__ import annotations
