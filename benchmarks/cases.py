@@ -25,10 +25,10 @@ class Case:
         quick_n: env_nums that `--quick` measures.
         kind: RATE, LIFETIME or TRAINING.
         ideal: what 100 % is: CORES, SLEEP or None.
-        stretch: how much longer than `--seconds` a measurement takes: envs that take long need it.
-        trainer: of a TRAINING.
-        reference: the row that the others are given as multiples of.
-        most_rounds: it is left out of further rounds; None: of none.
+        stretch: how many times `--seconds` a measurement takes; slow envs need more than 1.
+        trainer: the trainer, if the kind is TRAINING.
+        reference: the row whose rate the others are given as multiples of.
+        most_rounds: the case is left out after so many rounds; None: it is in every round.
     """
 
     key: str
@@ -99,7 +99,7 @@ _CHEAP: dict[int, Sequence[str]] = {
 }
 _DOORS = ("hosts2-v2", "hosts2-rollout")
 DOORS: Sequence[str] = ("hosts2-dict", *_DOORS, *_ADAPTERS)
-"""Rows of the null env that are given as what they take above `BELOW_DOORS`."""
+"""Rows of the null env; a table gives the trainer's CPU that they take above `BELOW_DOORS`."""
 BELOW_DOORS = "hosts2-arrays"
 DOORS_N = (8, 64)
 _NULL: dict[int, Sequence[str]] = {
@@ -346,7 +346,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "users": _USERS,
     "training": _TRAINING,
 }
-"""By name: cases that are measured together. `made`: envs that are made to be measured."""
+"""Cases that are measured together, by group name. `made`: envs that are made to be measured."""
 
 BOUNDS: Mapping[tuple[str, str], str] = {
     ("null", "subprocess"): "bare-each",
@@ -364,7 +364,7 @@ BOUNDS: Mapping[tuple[str, str], str] = {
     },
     ("uneven", "async-1"): "bare-each-own",
 }
-"""By case and row of envmgr: the row of processes that do the same without any library."""
+"""The row of processes that do the same without any library, by case and row of envmgr."""
 
 
 @dataclass(frozen=True)
@@ -383,11 +383,11 @@ def plan(
     quick: bool,
     rows: Collection[str] = ROWS,
 ) -> list[Item]:
-    """Return what one round measures, in its order.
+    """Return what one round measures, in order.
 
     Args:
         cases: keys of cases.
-        env_nums: only these; None: all of the case, or its `quick_n`.
+        env_nums: only these; None: all of the case, or with `quick` its `quick_n`.
         libraries: only rows of these; the ideal is always measured with them.
         quick: leave most env_nums out.
         rows: only these; the ideal is measured with them.

@@ -1,4 +1,4 @@
-"""Writes the report of a run: `python report.py FOLDER` writes it anew from its results.json."""
+"""Writes the report of a run; `python report.py FOLDER` rewrites it from its results.json."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(results: Results, folder: Path) -> None:
 
 
 def read(folder: Path) -> Results:
-    """Return what a run has written into a folder; nothing, if none has."""
+    """Return the results that a run has written into a folder; empty ones if there are none."""
     path = folder / RESULTS
     return Results.from_dict(json.loads(path.read_text())) if path.exists() else Results()
 
@@ -69,23 +69,26 @@ def page(results: Results, plots: list[Path]) -> str:
     """Return the page of a run as markdown."""
     parts = [
         "# Benchmarks",
-        "Written by `make bench`; a new run writes it anew. [How it is measured]"
-        "(../../benchmarks/README.md), and everything raw in [results.json](results.json).",
-        "Figures are env steps per second, the median of the rounds. In brackets: times "
-        "Gymnasium's AsyncVectorEnv where nothing else is said, and the share of the ideal where "
-        "there is one; both are "
-        "formed within each round first. Bold is the fastest row of a column.",
+        "`make bench` writes this page, and a new run rewrites it. See [How it is measured]"
+        "(../../benchmarks/README.md); all raw results are in [results.json](results.json).",
+        "Figures are env steps per second: the median of the rounds. The brackets give the rate as "
+        "a multiple of that of Gymnasium's AsyncVectorEnv, unless the text above a table says "
+        "otherwise, and the share of the ideal where a case has one. Both are computed within "
+        "each round before the median is taken. Bold marks the fastest row of a column.",
         _machine(results),
         "## Targets",
         tables.markdown(tables.targets_table(results)).rstrip(),
         "## What bounds it",
-        "Beside rows of envmgr: processes of the same shape that do nothing but step, ring and be "
-        "rung (`adapters/bare_processes.py`): no request ids, no checks, no rewards, no infos, no "
-        "time limits, no deaths. What they do not reach, waking processes on this machine costs; "
-        "the rest is envmgr's own. In brackets: the share of the ideal.",
+        "This table compares rows of envmgr with processes of the same shape that use no library "
+        "(`adapters/bare_processes.py`). These do nothing but step, ring doorbells and be woken by "
+        "them: no request ids, no checks, no rewards, no infos, no time limits, no handling of "
+        "deaths. The performance that even they do not reach is the cost of waking processes on "
+        "this machine; what envmgr loses beyond that is its own cost. The brackets give the share "
+        "of the ideal.",
         tables.markdown(tables.bounds_table(results)).rstrip(),
         "## Who is fastest",
-        "`spread`: how far the rounds of envmgr's row are apart, as a share of their median.",
+        "`spread` is the difference between the highest and the lowest round of envmgr's row, as a "
+        "share of the rounds' median.",
         tables.markdown(tables.best_table(results)).rstrip(),
     ]
     for title, text, table in _further(results):
@@ -94,7 +97,7 @@ def page(results: Results, plots: list[Path]) -> str:
         parts += [f"## {CASES[case].title}", *_about(case)]
         both = [tables.case_table(results, case)]
         if tables.has_cpu(case):
-            # What others take of the machine lowers rates, and hardly what a step takes of it.
+            # Load from others lowers the rates, but hardly changes the CPU that a step takes.
             both.insert(0 if results.was_busy else 1, tables.cpu_table(results, case))
         parts += [tables.markdown(table).rstrip() for table in both]
     if results.left_out or results.peers_missing:
@@ -106,24 +109,27 @@ def page(results: Results, plots: list[Path]) -> str:
 
 
 def _further(results: Results) -> Iterator[tuple[str, str, tables.Table]]:
-    """Yield titles, texts and tables of what follows from several rows, where there are figures."""
+    """Yield title, text and table of each comparison of several rows that has figures."""
     for title, text, table in (
         (
             "Above a plain loop",
-            "us of CPU per env step. A plain loop steps as many envs one after another in one "
-            "process, without any library; its CPU is subtracted, round by round, from that of the "
-            "workers, and from that of both. `spread`: how far the rounds of a row are apart.",
+            "Figures are us of CPU per env step. A plain loop steps the same number of envs one "
+            "after another in one process, without any library. Its CPU is subtracted, round by "
+            "round, from that of the workers, and from that of trainer and workers together. "
+            "`spread` is the difference between the highest and the lowest round of a row.",
             tables.above_plain_table(results),
         ),
         (
             "Ways to take a batch",
-            "What the trainer's side takes above `send_arrays` and `recv_arrays`, with null envs "
-            "on 2 workers: a part for each batch and one for each env in it, from two sizes.",
+            "This table shows how much more CPU the trainer's side takes than with `send_arrays` "
+            "and `recv_arrays`, with null envs on 2 workers. The difference is split into a part "
+            "for each batch and a part for each env in it, computed from batches of two sizes.",
             tables.doors_table(results),
         ),
         (
             "Rows beside themselves",
-            "The same row twice in each round: how far its two ratios are from 1 is chance.",
+            "The same row is measured twice in each round. How far its two ratios are from 1 is "
+            "due to chance.",
             tables.again_table(results),
         ),
     ):
@@ -133,9 +139,9 @@ def _further(results: Results) -> Iterator[tuple[str, str, tables.Table]]:
 
 def _about(case: str) -> list[str]:
     about = CASES[case]
-    found = [f"100 %: {about.ideal}."] if about.ideal else []
+    found = [f"The ideal (100 %): {about.ideal}."] if about.ideal else []
     if about.reference != REFERENCE:
-        found.append(f"In brackets: times {ROWS[about.reference].label}.")
+        found.append(f"In brackets: a multiple of the rate of {ROWS[about.reference].label}.")
     return found
 
 
@@ -152,15 +158,15 @@ def _machine(results: Results) -> str:
             f"{machine.get('ram_gib')} GiB of memory",
             f"- {machine.get('kernel')}, {machine.get('python')}",
             f"- {versions}",
-            f"- seconds per measurement: {settings.get('seconds')}, more with envs that take long; "
-            f"env steps of a training: {settings.get('train_steps', 0)}",
+            f"- seconds per measurement: {settings.get('seconds')}, more with slow envs; "
+            f"env steps per training run: {settings.get('train_steps', 0)}",
             *map(_run_text, results.runs),
         )
     )
 
 
 def _run_text(run: Mapping[str, Any]) -> str:
-    taken, others = run.get("taken"), "what others took of the machine was not recorded"
+    taken, others = run.get("taken"), "how much of the machine others took was not recorded"
     if taken is not None:
         others = (
             f"other processes took {taken['others']:.0%} of the cores, other guests of the host "
@@ -170,7 +176,7 @@ def _run_text(run: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write a report anew."""
+    """Rewrite the report in the folder that the command line names."""
     folder = Path(sys.argv[1])
     write(read(folder), folder)
 

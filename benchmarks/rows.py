@@ -16,12 +16,12 @@ class Row:
     """One library in one form.
 
     Attributes:
-        key: short name; in results.json.
+        key: short name, used in results.json.
         library: module of `adapters`, and name for `--libraries`.
-        label: what tables call it.
+        label: name in the tables.
         options: what the adapter needs to know.
-        again: the key of the row that this one is once more; how far the two are apart is chance.
-        is_native: it steps envs of its own in C++, not those that the others step.
+        again: key of the row that this one measures again; how far apart the two are is chance.
+        is_native: whether it steps envs of its own in C++, not those that the others step.
     """
 
     key: str

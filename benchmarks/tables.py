@@ -82,12 +82,12 @@ def _lifetime_table(results: Results, case: str) -> Table:
 
 
 def has_cpu(case: str) -> bool:
-    """Return whether the CPU of a step says something: that of envs that only sleep does not."""
+    """Return whether the CPU of a step is meaningful: for envs that only sleep, it is not."""
     return CASES[case].kind != LIFETIME and CASES[case].ideal != SLEEP
 
 
 def cpu_table(results: Results, case: str) -> Table:
-    """Return us of CPU per env step: a line per row; of trainings the share of envs, too."""
+    """Return us of CPU per env step, a line per row; for trainings, also the share of envs."""
     rows, env_nums = results.rows(case), results.env_nums(case)
     table = [["us of CPU per env step: trainer + workers", *(f"n={n}" for n in env_nums)]]
     table += [
@@ -103,8 +103,10 @@ def _cpu_cell(results: Results, case: str, env_num: int, row: str) -> str:
 
 
 def above_plain_table(results: Results) -> Table:
-    """Return what rows take above a plain loop over the same envs, in us of CPU per env step."""
-    table = [["case", "n", "row", "trainer", "workers above it", "both above it", "spread"]]
+    """Return the us of CPU per env step that rows take above a plain loop over the same envs."""
+    table = [
+        ["case", "n", "row", "trainer", "workers above the loop", "both above the loop", "spread"],
+    ]
     for case in results.cases():
         for row in results.rows(case):
             for n in results.env_nums(case):
@@ -134,9 +136,9 @@ def _is_no_rival(row: str) -> bool:
 
 
 def doors_table(results: Results) -> Table:
-    """Return what the trainer's side of other calls takes above `recv_arrays`, by two sizes."""
+    """Return the CPU that other calls cost the trainer above `recv_arrays`, from two sizes."""
     few, many = DOORS_N
-    table = [["with null envs, 2 workers", "us of the trainer's CPU per batch", "and per env"]]
+    table = [["null envs, 2 workers", "us of the trainer's CPU per batch", "plus us per env in it"]]
     for row in DOORS:
         above = [_trainer_above(results, n, row) for n in DOORS_N]
         if above[0] is None or above[1] is None:
@@ -155,8 +157,8 @@ def _trainer_above(results: Results, env_num: int, row: str) -> float | None:
 
 
 def again_table(results: Results) -> Table:
-    """Return how far rows are apart that are the same: what chance does to a ratio."""
-    table = [["case", "n", "row", "rate over itself", "CPU over itself", "rounds' ratios of CPU"]]
+    """Return how far apart two measurements of one row are: what chance does to a ratio."""
+    table = [["case", "n", "row", "rate over itself", "CPU over itself", "CPU ratios of rounds"]]
     for case, n, row in results.again():
         first = ROWS[row].again
         rate = first and results.ratio(case, n, row, first)
@@ -213,7 +215,7 @@ def _named_rate(results: Results, case: str, env_num: int, row: str | None) -> s
 
 
 def _spread(results: Results, case: str, env_num: int, row: str | None) -> str:
-    """Return how far the rounds of a row are apart, as a share of their median."""
+    """Return how far apart the rounds of a row are, as a share of their median."""
     if row is None:
         return NOTHING
     values = results.by_round(case, env_num, row, STEPS_PER_S).values()
@@ -228,7 +230,7 @@ def _library_name(row: str | None) -> str:
 
 
 def targets_table(results: Results, only_measured: bool = False) -> Table:
-    """Return the targets with what was reached; those that were not measured too, or without."""
+    """Return the targets and what was reached, with or without those that were not measured."""
     table = [["case", "what", "target", "reached", ""]]
     for target in TARGETS:
         figure = target.reached(results)
@@ -247,8 +249,8 @@ def targets_table(results: Results, only_measured: bool = False) -> Table:
 
 def bounds_table(results: Results) -> Table:
     """Return how near envmgr comes to processes that do nothing but step and ring."""
-    head = ["case", "n", "envmgr", "rate", "without any library", "share of it"]
-    table = [[*head, "us of CPU per step", "without any library"]]
+    head = ["case", "n", "envmgr", "rate", "rate without any library", "share of that rate"]
+    table = [[*head, "us of CPU per step", "us of CPU without any library"]]
     for case in results.cases():
         for row in own_rows(results.rows(case)):
             for n in results.env_nums(case):
@@ -286,7 +288,7 @@ def _with_share(results: Results, case: str, env_num: int, row: str) -> str:
 
 
 def left_out_table(results: Results) -> Table:
-    """Return what there is no figure for, and why: a line per library or row."""
+    """Return which libraries and rows have no figure, and why: a line for each."""
     table = [["what", "where", "why"]]
     table += [[library, "everywhere", reason] for library, reason in results.peers_missing.items()]
     places: dict[str, list[str]] = {}

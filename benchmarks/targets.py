@@ -1,4 +1,4 @@
-"""The goals of envmgr on two cores, and what a run reached of them."""
+"""envmgr's goals on two cores, and how far a run reached them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Target:
     """One goal.
 
     Attributes:
-        case: what is measured.
-        wanted: what of it, in words.
+        case: the case and the number of envs, or `all rates`.
+        wanted: the figure, in words.
         goal: the figure to reach.
-        unit: of the goal and the figure.
-        reached: computes the figure; None if it was not measured.
-        at_most: the goal is an upper bound.
+        unit: the unit of the goal and of the figure.
+        reached: computes the figure from results; None if it was not measured.
+        at_most: whether the goal is an upper bound.
     """
 
     case: str
@@ -41,21 +41,27 @@ class Target:
 
 
 def _times(case: str, n: int, row: str, other: str, goal: float) -> Target:
-    wanted = f"{ROWS[row].label}, over {ROWS[other].label}"
+    wanted = f"{ROWS[row].label}: rate, over that of {ROWS[other].label}"
     return Target(
         f"{case}, n={n}", wanted, goal, TIMES, lambda results: results.ratio(case, n, row, other)
     )
 
 
 def _share(case: str, n: int, rows: list[str], goal: float) -> Target:
-    names = ROWS[rows[0]].label if len(rows) == 1 else "the fastest way on 2 workers"
+    names = ROWS[rows[0]].label if len(rows) == 1 else "envmgr's fastest way on 2 workers"
 
     def reached(results: Results) -> float | None:
         row = results.fastest(case, n, rows)
         share = results.share(case, n, row) if row else None
         return None if share is None else 100 * share
 
-    return Target(f"{case}, n={n}", f"{names}, of {CASES[case].ideal}", goal, SHARE, reached)
+    return Target(
+        f"{case}, n={n}",
+        f"{names}: share of the ideal ({CASES[case].ideal})",
+        goal,
+        SHARE,
+        reached,
+    )
 
 
 def _fastest_times(
@@ -65,7 +71,7 @@ def _fastest_times(
         row = results.fastest(case, n, rows)
         return results.ratio(case, n, row, other) if row else None
 
-    wanted = f"arrays, {words}, over {ROWS[other].label}"
+    wanted = f"envmgr, arrays, {words}: rate, over that of {ROWS[other].label}"
     return Target(f"{case}, n={n}", wanted, goal, TIMES, reached)
 
 
@@ -86,7 +92,7 @@ def _price_of_safety(results: Results) -> float | None:
 
 
 def rows_won_by_peers(results: Results) -> list[tuple[str, int]]:
-    """Return (case, env_num) of rates in which a peer is fastest that steps the same envs."""
+    """Return (case, env_num) wherever a peer that steps the same envs has the highest rate."""
     won: list[tuple[str, int]] = []
     for case in results.cases():
         if CASES[case].kind == LIFETIME:
@@ -103,7 +109,7 @@ def rows_won_by_peers(results: Results) -> list[tuple[str, int]]:
 def _cpu_times(case: str, n: int, row: str, other: str, goal: float) -> Target:
     return Target(
         f"{case}, n={n}",
-        f"{ROWS[row].label}: CPU per env step, over {ROWS[other].label}",
+        f"{ROWS[row].label}: CPU per env step, over that of {ROWS[other].label}",
         goal,
         TIMES,
         lambda results: results.cpu_ratio(case, n, row, other),
@@ -114,7 +120,7 @@ def _cpu_times(case: str, n: int, row: str, other: str, goal: float) -> Target:
 def _cpu_above(case: str, n: int, row: str, other: str, goal: float) -> Target:
     return Target(
         f"{case}, n={n}",
-        f"{ROWS[row].label}: CPU per env step, above {ROWS[other].label}",
+        f"{ROWS[row].label}: CPU per env step, minus that of {ROWS[other].label}",
         goal,
         MICROSECONDS,
         lambda results: results.cpu_above(case, n, row, other),
@@ -136,7 +142,7 @@ def _trainer(case: str, n: int, row: str, goal: float) -> Target:
 def _workers(case: str, n: int, row: str, goal: float) -> Target:
     return Target(
         f"{case}, n={n}",
-        f"{ROWS[row].label}: CPU of the workers per env step, above a plain loop",
+        f"{ROWS[row].label}: CPU of the workers per env step, minus that of a plain loop",
         goal,
         MICROSECONDS,
         lambda results: results.workers_above(case, n, row, "plain-all"),
@@ -147,7 +153,7 @@ def _workers(case: str, n: int, row: str, goal: float) -> Target:
 def _infos(n: int, row: str, goal: float) -> Target:
     def reached(results: Results) -> float | None:
         costs, bare = (results.cpu_by_round(case, n, row) for case in _WITH_AND_WITHOUT)
-        # In processes, too: the same env costs more beside another busy process than alone.
+        # Infos are also measured in processes: an env costs more beside a busy process than alone.
         stepped, nothing = (results.cpu_by_round(case, n, "bare-2") for case in _WITH_AND_WITHOUT)
         rounds = costs.keys() & bare.keys() & stepped.keys() & nothing.keys()
         ratios = [(costs[k] - (stepped[k] - nothing[k])) / bare[k] for k in rounds]
@@ -155,7 +161,8 @@ def _infos(n: int, row: str, goal: float) -> Target:
 
     return Target(
         f"null-floats, n={n}",
-        f"{ROWS[row].label}: CPU per env step, less what infos cost 2 bare processes, over null",
+        f"{ROWS[row].label}: CPU per env step, minus what infos cost 2 processes without any "
+        "library, over that in the case null",
         goal,
         TIMES,
         reached,
@@ -186,7 +193,8 @@ def _auto(case: str, n: int) -> Target:
 
     return Target(
         f"{case}, n={n}",
-        "`num_workers: auto`, arrays, of the fastest of 1, 2, 4 workers and a worker per env",
+        "`num_workers: auto`, arrays: rate, over that of the fastest of 1, 2, 4 workers and "
+        "a worker per env",
         90.0,
         SHARE,
         reached,
@@ -272,13 +280,13 @@ TARGETS = (
     _share("uneven", 64, ["async-1"], 90),
     Target(
         "cartpole, n=256",
-        f"cost of an env step, over that with n=16: {ROWS['hosts2-arrays'].label}",
+        f"{ROWS['hosts2-arrays'].label}: cost of an env step, over that with n=16",
         1.0,
         TIMES,
         lambda results: results.growth("cartpole", "hosts2-arrays", 256, 16),
         at_most=True,
     ),
-    _median(256, "start_s", 2.0, SECONDS, "all envs ready"),
+    _median(256, "start_s", 2.0, SECONDS, "time until all envs are ready"),
     _median(256, "pss_mb", 200.0, MEGABYTES, "memory, trainer included"),
     Target(
         "busy, n=16",
@@ -300,7 +308,7 @@ TARGETS = (
 
 
 class _Asked(Results):
-    """Results that have every figure, and note which they are asked for."""
+    """Results that have every figure, and record the items that they are asked for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,17 +317,17 @@ class _Asked(Results):
     def by_round(
         self, case: str, env_num: int, row: str, figure: str = STEPS_PER_S
     ) -> dict[int, float]:
-        """Return one of them."""
+        """Return 1.0 for one round, and record the item."""
         self.items[Item(case, env_num, row)] = None
         return {1: 1.0}
 
 
 _REPORTED = (Item("null", 1, "pufferlib-serial"),)
-"""What stands beside a target, and has none."""
+"""Items that are reported beside targets, but have no target themselves."""
 
 
 def items() -> list[Item]:
-    """Return what has to be measured for the targets and for the tables beside them."""
+    """Return the items to measure for the targets and for the tables beside them."""
     asked = _Asked()
     for target in TARGETS:
         target.reached(asked)

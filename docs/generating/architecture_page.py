@@ -27,19 +27,19 @@ _CLOSE = '%%{init: {"flowchart": {"rankSpacing": 18, "nodeSpacing": 20}}}%%'
 
 
 def architecture_page() -> str:
-    """What stands on what, and who answers whom."""
+    """Return the page of the layers, and of the requests and their replies."""
     texts = meanings(messages, Op)
     requests = [(f"`{op.name}`", texts[op.name]) for op in Op if op < _FIRST_REPLY]
     replies = [(f"`{op.name}`", texts[op.name]) for op in Op if op >= _FIRST_REPLY]
     return f"""# Architecture
 
-This page is made from the contracts in `pyproject.toml` and from the tables of the code.
-[Decision 0038](../decisions/0038-a-core-to-live-in.md) says why the places are these, and
-[CONTRIBUTING](../../CONTRIBUTING.md#where-is-x-decided) where a question is decided.
+This page is generated from the contracts in `pyproject.toml` and from tables in the code.
+[Decision 0038](../decisions/0038-a-core-to-live-in.md) says why the code is divided in this way,
+and [CONTRIBUTING](../../CONTRIBUTING.md#where-is-x-decided) says where each question is decided.
 
 ## Layers
 
-A module imports only from layers below its own; `make lint` checks it.
+A module imports only from layers below its own; `make lint` checks this.
 
 ```mermaid
 {_layers_diagram()}
@@ -48,16 +48,17 @@ A module imports only from layers below its own; `make lint` checks it.
 {table(("module", "what it is"), _modules())}
 ## The life of a request
 
-A call of the trainer becomes a request to the env's host, whose *phase* says what it is busy with
-until the reply has come. `FAILED` is a reply in each of these phases. The timestep of a step that
-was posted in shared memory is found there, without a message, unless it is looked after by itself.
-[The life of one step](../life-of-a-step.md) follows one through the code.
+A call by the trainer becomes a request to the env's host. Until the reply has come, the env's
+*phase* says what the host is busy with. `FAILED` is a possible reply in each of these phases. The
+timestep of a step that was posted in shared memory is found there, without a message, unless the
+step is looked after individually. [The life of one step](../life-of-a-step.md) follows a step
+through the code.
 
 ```mermaid
 {_requests_diagram()}
 ```
 
-What may follow what is in [lifecycle](lifecycle.md#phases).
+Which phase may follow which is listed in [lifecycle](lifecycle.md#phases).
 
 ## Requests
 
@@ -98,7 +99,7 @@ def _modules() -> Iterator[tuple[str, str]]:
 
 
 def _requests_diagram() -> str:
-    """Return what leads into the phases in which something is awaited, and out of them."""
+    """Return a diagram of what leads into and out of the phases in which a reply is awaited."""
     awaited = [phase for phase in phases.Phase if phase in phases.AWAITED | {phases.Phase.POSTED}]
     lines = [_CLOSE, "flowchart LR"]
     for change, targets in CHANGES.items():

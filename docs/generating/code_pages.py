@@ -28,7 +28,7 @@ from generating.docstrings import call_of, described, listed, summary_of, table
 
 
 def errors_page() -> str:
-    """The exception tree, from the classes."""
+    """Return the page of errors: the exception tree, from the classes."""
     lines = []
 
     def walk(cls: type, depth: int) -> None:
@@ -51,9 +51,9 @@ def errors_page() -> str:
     tree = "\n".join(lines)
     return f"""# Errors
 
-Every error that envmgr raises on purpose is an `EnvManagerError`, from `envmgr.errors`. In
-brackets: the builtin class that it is as well, so that `except ValueError` and the like work. What
-to do about them is in [troubleshooting](../guide/troubleshooting.md).
+Every error that envmgr raises on purpose is an `EnvManagerError`, from `envmgr.errors`. The
+brackets name the builtin class that an error also inherits from, so that `except ValueError` and
+the like work. What to do about errors is in [troubleshooting](../guide/troubleshooting.md).
 
 {tree}
 
@@ -140,20 +140,24 @@ _NOT_LISTED = frozenset(
 
 
 def api_page() -> str:
-    """The public names, from their docstrings."""
+    """Return the page of the public names, from their docstrings."""
     kinds = [ENV_MANAGER_REGISTRY.get(key) for key in own_kinds()]
     rows = [(f"`{kind.preset['type']}`", f"`{kind.__name__}`", summary_of(kind)) for kind in kinds]
     return f"""# API reference
 
-Made from the docstrings. `from envmgr import ...` gives the names under "Building" and "Types".
+This page is generated from the docstrings. `from envmgr import ...` gives the names under
+"Building", the managers, and `BaseEnv`, `EnvTimestep` and `Outcome`; `from envmgr.env import ...`
+gives `BatchedEnv`, `BatchedEnvSpec`, `EpisodePictures`, `VectorBatch`, `tile_images` and
+`write_png`. You meet objects of the other types as results of calls.
 
 ## Building
 
 {_functions(envmgr.make, envmgr.create_env_manager, envmgr.get_env_manager_cls, envmgr.load_config)}
 ### `ENV_MANAGER_REGISTRY`
 
-What `@ENV_MANAGER_REGISTRY.register("key")` adds, a config can name in `manager.type`. Packages add
-kinds through the entry-point group `envmgr.managers`, with entries `key = package.module:Class`.
+`@ENV_MANAGER_REGISTRY.register("key")` adds a kind, which a config can then name in `manager.type`.
+Packages add kinds through the entry-point group `envmgr.managers`, with entries
+`key = package.module:Class`.
 
 {_members(Registry, ("register", "get", "build", "source", "keys", "problems"), level=4)}
 {_functions(envmgr.dump_on_signal)}
@@ -165,7 +169,7 @@ which is a `BaseEnvManager`, as in DI-engine.
 
 ## The manager
 
-What all kinds have.
+All kinds share this interface.
 
 {described(EnvManager)}
 {_manager_members()}
@@ -176,7 +180,7 @@ What all kinds have.
 {_classes(Slot, AsyncSlot, envmgr.Outcome, level=3)}
 {_classes(EpisodePictures, Normalization, level=3)}
 {_functions(tile_images, write_png)}
-`EnvState` is in the [lifecycle](lifecycle.md), the errors are in [errors](errors.md).
+`EnvState` is described in the [lifecycle](lifecycle.md), and the errors in [errors](errors.md).
 
 ## Collection: `envmgr.collect`
 
@@ -189,12 +193,12 @@ What all kinds have.
 
 
 def testing_page() -> str:
-    """`envmgr.testing`, from its docstrings."""
+    """Return the page of `envmgr.testing`, from its docstrings."""
     accounts = (testing.Ledger, testing.LedgerReport, testing.Mark, testing.LedgerEnv)
     wrappers = (testing.LedgerWrapper, testing.Ledgered)
     return f"""# Reference of `envmgr.testing`
 
-Made from the docstrings. The guide is [Testing](../guide/testing.md).
+This page is generated from the docstrings. The guide is [Testing](../guide/testing.md).
 
 ## Accounts
 

@@ -22,7 +22,7 @@ from generating.docstrings import table
 
 
 def config_page() -> str:
-    """The keys of a config, from the schema."""
+    """Return the page of the keys of a config, from the schema."""
     presets = []
     for key in own_kinds():
         preset = ENV_MANAGER_REGISTRY.get(key).preset
@@ -34,9 +34,9 @@ A config has three sections, all of which may be left out: `manager`, `env` and 
 keys are refused. [The guide](../guide/configs.md) says how configs are written and merged, and
 [`envmgr show`](../guide/configs.md#inspecting-the-resolved-config) prints one with every key filled in.
 
-"In a file" is what a config file may set a key to, since it may come from anywhere; the command
-line and code may set all that is allowed. [The guide](../guide/configs.md#what-a-file-may-set) says
-how to allow a file more.
+The column "in a file" says what a config file may set a key to, which is limited for some keys
+because a file may come from anywhere; the command line and code may set everything that is allowed.
+[The guide](../guide/configs.md#what-a-file-may-set) says how to allow a file more.
 
 ## `manager`
 
@@ -73,22 +73,22 @@ The default of `wait_num` depends on the kind:
 {table(("kind", "its own defaults"), presets)}
 ## `env`
 
-One of `id` and `entry` is given. The keys are only for config files and for `make`; a manager that
-is built by `create_env_manager` gets its envs as `env_fn`.
+Give one of `id` and `entry`. These keys are only for config files and for `make`; a manager that is
+built by `create_env_manager` gets its envs as `env_fn`.
 
 {schema_markdown(EnvConfig)}
 ### Well-known packages
 
-Ids of these envs have their package imported: see
-[the guide](../guide/configs.md#envs-of-well-known-packages). An id has one of the namespaces, which
-end with a slash, or is like one of the patterns. Where `kwargs` is "no", a config file gives the
-env no arguments but `render_mode`, unless the module is allowed.
+envmgr imports the package of an env whose id has one of these namespaces, which end with a slash,
+or matches one of these patterns: see [the guide](../guide/configs.md#envs-of-well-known-packages).
+Where `kwargs` is "no", a config file may give the env no arguments except `render_mode`, unless the
+module is allowed.
 
 {table(("ids", "`pip install`", "module", "`kwargs`", "registered in"), _known_packages())}
 ## `collect`
 
-What `envmgr run` does. `--steps`, `--episodes` and `--output` replace the keys of the same name. At
-most one of `steps` and `episodes` is given.
+This section says what `envmgr run` does. The options `--steps`, `--episodes` and `--output` replace
+the keys of the same name. Give at most one of `steps` and `episodes`.
 
 {schema_markdown(CollectConfig)}"""
 
@@ -113,5 +113,5 @@ def _known_packages() -> Iterator[tuple[str, ...]]:
 
 
 def own_kinds() -> list[str]:
-    """Return the kinds that envmgr has itself."""
+    """Return the registry keys of the kinds that envmgr itself provides."""
     return [k for k in ENV_MANAGER_REGISTRY if ENV_MANAGER_REGISTRY.source(k) == "envmgr"]

@@ -38,40 +38,41 @@ _USUAL_STATE = {
     Phase.CANCELLING: EnvState.RESET,
     Phase.PAUSING: EnvState.ERROR,
 }
-"""In which state an env is in a phase, if nothing is out of the ordinary; else RUN."""
+"""The state that an env is usually in during these phases; in all others it is RUN."""
 
 _USUAL = frozenset((Condition.AUTO_RESET, Condition.EPISODE_BEGINS))
 
 
 def failures_page() -> str:
-    """What follows failures, from the tables that the code runs on."""
+    """Return the page of what follows failures, from the tables that the code runs on."""
     return f"""# What follows a failure
 
-What an env's user gets of a failure, what is charged to the budget and what is done is decided by
-the tables in `envmgr/core/failures.py`, of which this page is made. The guide
+The tables in `envmgr/core/failures.py` decide what an env's user gets when the env fails, what is
+charged to the budget and what is done. This page is generated from them. The guide
 [Failures and repair](../guide/failures.md) says what counts as a failure, and how to live with it;
-states and phases are in [lifecycle](lifecycle.md).
+states and phases are described in [lifecycle](lifecycle.md).
 
 ## With the defaults
 
-With one env in each worker (that only the env is lost, and not its worker, can be where others
-share it), `auto_reset` on, and a budget that is not spent. Before the first renewal in a row there
-is no pause.
+This table applies with one env in each worker, `auto_reset` on, and a budget that is not spent. (An
+env can be lost without its worker only where other envs share the worker.) There is no pause before
+the first of several renewals in a row.
 
 {table(("lost", "phase", "the user gets", "charged", "what follows"), _summary())}
-A worker that is lost is killed if it lives. The other envs in it lose it, too: nothing is charged
-to them.
+A worker that is lost is killed if it is still alive. The other envs in it lose it too, but nothing
+is charged to them.
 
 ## The rules
 
-In each of the following tables, the first row that applies decides: it names what is lost, the
-phase and the state that the env was in, and all that stands under *when* holds. A situation that no
-row fits is a defect of envmgr, and raises.
+In each of the following tables, the first row that applies decides. A row applies if it names what
+is lost, and the phase and the state that the env was in, and if everything under *when* holds. A
+situation that no row fits is a defect of envmgr, and raises an error.
 
 ### What is lost
 
-By what the failure itself leaves unusable: nothing, if the env raised or returned what does not
-fit; the env, if it exited; the worker, if that died, timed out or broke the protocol.
+What is lost in the end depends on what the failure itself leaves unusable: nothing, if the env
+raised or returned something that does not fit; the env, if it exited; the worker, if it died, timed
+out or broke the protocol.
 
 {table((*_HEADER, "lost in the end"), _rows(LOSSES, lambda lost: (lost.value,)))}
 ### What the user gets
@@ -79,12 +80,12 @@ fit; the env, if it exited; the worker, if that died, timed out or broke the pro
 {table((*_HEADER, "the user gets"), _rows(USER_GETS, lambda gets: (_gets(gets),)))}
 ### Whether an episode begins after the repair
 
-If not, the env goes to `NEED_RESET`.
+If no episode begins, the env goes to `NEED_RESET`.
 
 {table((*_HEADER, "an episode begins"), _rows(EPISODES, lambda begins: (_begins(begins),)))}
 ### What is charged
 
-Where the next table says that failures are charged.
+This table applies where the next one says that failures are charged.
 
 {table((*_HEADER, "charged"), _rows(COUNTS, lambda counts: (_yes(counts),)))}
 ### What follows
@@ -93,7 +94,7 @@ Where the next table says that failures are charged.
 
 
 def _summary() -> Iterable[tuple[str, ...]]:
-    """Return what is decided where nothing is out of the ordinary."""
+    """Return the rows of what is decided when nothing is out of the ordinary."""
     for lost in Lost:
         for phase in ANYWHERE:
             if lost is not Lost.HOST and phase not in REPORTING:
@@ -135,7 +136,7 @@ def _gets(gets: tuple[Gets, ...]) -> str:
 
 
 def _begins(begins: bool | None) -> str:
-    return "as was decided before" if begins is None else _yes(begins)
+    return "as decided before" if begins is None else _yes(begins)
 
 
 def _yes(holds: bool) -> str:

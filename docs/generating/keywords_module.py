@@ -22,13 +22,13 @@ from envmgr.config.schema import Section, keys_of
 
 FILE = Path(__file__).resolve().parents[2] / "envmgr" / "config" / "keywords.py"
 
-# The names of these sections are those of their classes, but for one.
+# Each of these sections is named after its class, without the suffix "Section" that one class has.
 _SECTIONS: dict[str, type[Section]] = {
     cls.__name__.removesuffix("Section"): cls
     for cls in (EnvPool, GymVector, Limits, Metrics, NormalizationSection, Ray, Trace, WorkerEnv)
 }
 _GIVEN_APART = {"type", "env_num"}
-"""What `make` has arguments for."""
+"""Keys for which `make` has arguments of its own."""
 
 _HEAD = '''\
 """The keys of a manager's config as types: what editors complete and type checkers refuse.
@@ -70,7 +70,7 @@ def _docstring(field: dataclasses.Field[object]) -> list[str]:
 
 
 def _given(kept: str, name: str) -> str:
-    """Return the type of what may be given for a key, from the type that is kept of it."""
+    """Return the type that may be given for a key, from the type in which its value is kept."""
     given = kept.replace("Seed", "int | tuple[int | None, ...] | Mapping[int, int | None] | None")
     while (
         wider := re.sub(r"tuple\[([^\[\]]*|[^\[\]]*\[[^\[\]]*\]), \.\.\.\]", r"Sequence[\1]", given)

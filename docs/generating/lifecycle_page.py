@@ -15,12 +15,12 @@ from generating.docstrings import member_texts, table
 S = TypeVar("S", bound=IntEnum)
 E = TypeVar("E", bound=Enum)
 
-# Each table is shown in several diagrams, or nobody could read them.
+# Each table is split into several diagrams, because nobody could read a single one.
 _REPAIR = {Event.FAILED, Event.RENEW, Event.REPAIRED_UNATTENDED, Event.DROP}
 
 
 def lifecycle_page() -> str:
-    """States, phases and what changes them, from the tables that the code runs on."""
+    """Return the page of states and phases, from the tables that the code runs on."""
     texts = meanings(lifecycle, EnvState)
     states = [(f"`{state.name}`", str(int(state)), texts[state.name]) for state in EnvState]
     texts = meanings(phases, phases.Phase)
@@ -28,10 +28,10 @@ def lifecycle_page() -> str:
     return f"""# Lifecycle of an env
 
 `manager.env_states` gives the state of each env_id. Every change of state goes through one table,
-in `envmgr/lifecycle.py`; a change that is not in it is refused. What the env's worker is busy with
-meanwhile, its phase, has a table of the same form, in `envmgr/core/phases.py`. This page is made
-from these two. [Decision 0020](../decisions/0020-one-record-of-each-env.md) says what else is known
-of an env.
+in `envmgr/lifecycle.py`; a change that is not in it is refused. The env's phase, which says what
+its worker is busy with meanwhile, has a table of the same form, in `envmgr/core/phases.py`. This
+page is generated from these two tables.
+[Decision 0020](../decisions/0020-one-record-of-each-env.md) says what else is known about an env.
 
 ## States
 
@@ -41,7 +41,7 @@ It is *pending* from the moment that its action is accepted until its timestep h
 
 ## Diagrams
 
-Edges to `VOID` by `close`, which exist from every state, are left out. Without failures:
+The edges to `VOID` by `close`, which lead from every state, are left out. Without failures:
 
 ```mermaid
 {_diagram(TRANSITIONS, EnvState, without=_REPAIR)}
@@ -58,21 +58,21 @@ What failures lead to:
 {table(("from", "what happens", "to"), _transitions(TRANSITIONS, EnvState))}
 ## Phases
 
-What an env's worker is busy with: at most one thing at a time. Users see it as `during` of a
-failure and in messages, under the names in the second column. State and phase go together, but
-neither follows from the other: the state is as the env's user sees it. An env whose worker dies
-while it is ready stays in `RUN` until its user has been told, while a new worker goes through
-`STARTING` and `RESETTING`.
+A phase says what an env's worker is busy with: at most one thing at a time. Users see it as
+`during` of a failure and in messages, under the names in the second column. State and phase are
+related, but neither follows from the other: the state is what the env's user sees. An env that is
+ready when its worker dies stays in `RUN` until its user has been told, while a new worker goes
+through `STARTING` and `RESETTING`.
 
 {table(("phase", "`during`", "meaning"), busy)}
 A step is in `POSTED` or in `STEPPING`, and may go from the first to the second, never back. Its
-timestep is owed from then on; it still is when the worker is done with the step, until it is handed
-out.
+timestep is owed from when the step is posted or sent until the timestep is handed out, even after
+the worker has finished the step.
 
 ## Diagrams of phases
 
-What leads from every phase to the same one is left out: to `IDLE` when nothing is awaited any more,
-to `ENDING` when the worker is ended, and to `PAUSING` when something is to follow later.
+Changes that lead from every phase to the same one are left out: to `IDLE` when nothing is awaited
+any more, to `ENDING` when the worker is ended, and to `PAUSING` when something is to follow later.
 
 Steps and calls:
 
@@ -100,7 +100,7 @@ Resets:
 def _diagram(
     transitions: Mapping[E, Mapping[S, S]], states: type[S], *, without: Container[E]
 ) -> str:
-    """Return a part of a table as a diagram, with the beginning if something leads from there."""
+    """Return part of a table as a diagram, with the initial state if something leads from it."""
     part = {event: targets for event, targets in transitions.items() if event not in without}
     lines = mermaid_diagram(part, states).splitlines()
     first = f"    {next(iter(states)).name} -->"
@@ -110,7 +110,7 @@ def _diagram(
 
 
 def meanings(module: Any, members: type[IntEnum]) -> dict[str, str]:
-    """Return what the members of an enum mean; all of them have to say it."""
+    """Return the docstrings of the members of an enum, each of which has to have one."""
     texts = member_texts(module, members.__name__)
     missing = {member.name for member in members} - set(texts)
     if missing:
@@ -121,7 +121,7 @@ def meanings(module: Any, members: type[IntEnum]) -> dict[str, str]:
 def _transitions(
     transitions: Mapping[E, Mapping[S, S]], states: type[S]
 ) -> Iterable[tuple[str, str, str]]:
-    """Return the rows of a table of transitions; what leads from everywhere takes one."""
+    """Return the rows of a transition table; an event that leads from everywhere takes one."""
     for event, targets in transitions.items():
         if lifecycle.leads_from_everywhere(targets, states):
             yield "any", event.value, f"`{next(iter(targets.values())).name}`"

@@ -62,23 +62,26 @@ class Condition(str, Enum):
     SHARES_ENV = "other env_ids are rows of the same env"
     ALONE = "no other env shares its worker"
     LAST_ATTEMPT = "`max_retry` allows no further attempt at this reset"
-    ATTEMPTS_LEFT = "there is another attempt at this reset"
+    ATTEMPTS_LEFT = "this reset has attempts left"
     RENEWS = "`retry_type: renew`"
-    LAUNCHING = "in launch"
-    RAISES = "`on_failure: raise`, and it is no spare"
+    LAUNCHING = "during the launch"
+    RAISES = "`on_failure: raise`, and the env is not a spare"
     AUTO_RESET = "`auto_reset: true`"
-    RELEASED = "its worker had let go of it before"
-    NEIGHBOUR = "another env of its worker has failed"
-    LAUNCH_FAILED = "with that failure the launch fails"
+    RELEASED = "its worker had already released it"
+    NEIGHBOUR = "another env in its worker has failed"
+    LAUNCH_FAILED = "that failure makes the launch fail"
     RAISED = "a failure is raised at once"
-    FAILED_BEFORE = "it had failed while it was ready, and its user does not know yet"
+    FAILED_BEFORE = "it had already failed while ready, and its user has not been told yet"
     MARKED = 'the env itself marked the step with `info["abnormal"]`'
-    INTERRUPTED = "the user interrupted its worker; or others died of the same, and one is charged"
+    INTERRUPTED = (
+        "the user interrupted its worker, or other workers died of the same cause and one of them "
+        "is charged"
+    )
     EPISODE_BEGINS = "an episode is to begin by itself"
     SPARES = "there are spares"
-    EXHAUSTED = "these are too many failures"
+    EXHAUSTED = "this failure exceeds the budget"
     DROPS = "`on_exhausted: drop`"
-    IS_SPARE = "it is a spare"
+    IS_SPARE = "the env is a spare"
 
 
 @dataclass(frozen=True)
@@ -178,14 +181,15 @@ LOSSES: tuple[Rule[Lost], ...] = (
 class Gets(str, Enum):
     """What an env's user gets, or sees, of a failure. The value is the text in the reference."""
 
-    RESULT = "the failure, from the call"
+    RESULT = "the failure, as the result of the call"
     TIMESTEP = "an abnormal timestep"
     WITH_NEXT_ACTION = (
-        "an abnormal timestep for the next action, which is not executed; it stays ready until then"
+        "an abnormal timestep for the next action, which is not executed; the env stays ready "
+        "until then"
     )
     NO_OBSERVATION = (
-        "an abnormal timestep for the next action, with the failure before; what the env showed "
-        "since then is not shown"
+        "an abnormal timestep for the next action, with the earlier failure; whatever the env has "
+        "returned since then is not shown"
     )
     ERROR = "the state `ERROR`"
 
@@ -236,16 +240,16 @@ class Raises(str, Enum):
 
     NOTHING = "nothing"
     LAUNCH_ERROR = "`LaunchError`, by the launch"
-    FAILURE = "the failure, at once, by the present call or the next one"
-    EXHAUSTED = "`FailuresExhaustedError`, by the next call, after what has arrived"
+    FAILURE = "the failure, at once, by the current call or the next one"
+    EXHAUSTED = "`FailuresExhaustedError`, by the next call, once it has delivered what has arrived"
     DROPPED = "nothing: the env is dropped, and `DONE` when its user has its timestep"
-    SPARE_DROPPED = "nothing: there is one spare less"
+    SPARE_DROPPED = "nothing: there is one spare fewer"
 
 
 class Follows(str, Enum):
     """What is done about a failure."""
 
-    CALL_ENDS = "nothing; a reset that was asked for meanwhile begins"
+    CALL_ENDS = "nothing; a reset that was requested during the call begins"
     NOTHING = "nothing"
     GIVES_UP = "nothing: the env stays as it is, without what is lost"
     CLOSES = "nothing: the env is closed"
@@ -254,19 +258,23 @@ class Follows(str, Enum):
     HOST_AGAIN = "a new worker, after `retry_waiting_time`"
     RESET = "a reset"
     RENEW_ENV = "a new env in the same worker"
-    SPARE_AND_RESET = "a spare takes its place, if there is one; it is reset, as a spare then"
+    SPARE_AND_RESET = (
+        "if there is a spare, it takes the env's place, and the env becomes a spare; in either "
+        "case, the env is reset"
+    )
     SPARE_AND_RENEW = (
-        "a spare takes its place, if there is one; it gets a new env in the same worker, as a "
-        "spare then"
+        "if there is a spare, it takes the env's place, and the env becomes a spare; in either "
+        "case, a new env replaces this one in the same worker"
     )
     AWAIT_USER = "nothing: it waits for its user's reset (`NEED_RESET`)"
     NEW_ENV = "a new env in the same worker, after the pause between renewals"
     NEW_HOST = (
-        "a spare takes its place, if there is one; a new worker, after the pause between renewals"
+        "a spare takes its place, if there is one; a new worker is started after the pause between "
+        "renewals"
     )
     CLOSE_AND_NEW_HOST = (
-        "a spare takes its place, if there is one; the worker closes the env, and there is a new "
-        "worker, after the pause between renewals"
+        "a spare takes its place, if there is one; the worker closes the env, and a new worker is "
+        "started after the pause between renewals"
     )
 
 

@@ -14,23 +14,23 @@ class Phase(IntEnum):
     """What an env's worker is busy with: at most one thing at a time."""
 
     IDLE = 0
-    """With nothing, or there is no worker."""
+    """Nothing is under way, or the env has no worker."""
     STARTING = 1
-    """It builds the env."""
+    """The worker builds the env."""
     RESETTING = 2
-    """It resets the env: by itself, or because that was asked for."""
+    """The worker resets the env: on its own, or because a reset was requested."""
     POSTED = 3
-    """A step that was posted in the block, and is looked for when it is gathered."""
+    """A step was posted in the block; its timestep is looked for there when it is gathered."""
     STEPPING = 4
-    """A step that is looked after by itself: it went by message, or something came in between."""
+    """A step is looked after individually: it went by message, or something came in between."""
     CANCELLING = 5
-    """A step whose timestep nobody wants any more, because `reset` was called."""
+    """A step is under way whose timestep nobody wants any more, because `reset` was called."""
     CALLING = 6
-    """A method or attribute of the env."""
+    """The worker calls a method of the env, or accesses an attribute of it."""
     ENDING = 7
     """The worker was killed or asked to end; what follows begins when it is gone."""
     PAUSING = 8
-    """What follows begins at the deadline."""
+    """The env waits for its deadline; what follows begins then."""
 
     @property
     def label(self) -> str:
