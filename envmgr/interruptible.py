@@ -2,8 +2,8 @@
 
 `threading` waits for events with conditions written in Python, also for the event by which a new
 thread reports that it runs. If a handler raises in such a condition at the wrong moment, the error
-becomes `RuntimeError: release unlocked lock`, and whoever asked for an interrupt never sees it. How an interrupt leaves no call half done is in
-`envmgr.journal`.
+becomes `RuntimeError: release unlocked lock`, and whoever asked for an interrupt never sees it.
+`envmgr.journal` says how an interrupt leaves no call half done.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def config_page() -> str:
 
 A config has three sections, all of which may be left out: `manager`, `env` and `collect`. Unknown
 keys are refused. [The guide](../guide/configs.md) says how configs are written and merged, and
-[`envmgr show`](../guide/configs.md#inspecting-the-resolved-config) prints one with every key filled in.
+[`envmgr show`](../guide/configs.md#inspecting-the-resolved-config) prints one with every key filled
+in.
 
 The column "in a file" says what a config file may set a key to, which is limited for some keys
 because a file may come from anywhere; the command line and code may set everything that is allowed.

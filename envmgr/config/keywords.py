@@ -15,10 +15,10 @@ class EnvPoolKeys(TypedDict, total=False):
     """Keys of `manager.env_pool`."""
 
     env_id: str | None
-    """Task of envpool, such as `Pong-v5`."""
+    """Envpool task, such as `Pong-v5`."""
     batch_size: int | None
-    """So many envs, those that are done first, give their results at a time: a divisor of
-    `env_num`; null: those that were given actions, together.
+    """Number of envs whose results come at a time, those that are done first: a divisor of
+    `env_num`; null: those of all envs that were given actions, together.
     """
     num_threads: int | None
     """Threads of the pool."""
@@ -33,9 +33,9 @@ class EnvPoolKeys(TypedDict, total=False):
     frame_skip: int | None
     """Atari: frames for each action."""
     infos: Sequence[str] | None
-    """Which of the pool's infos timesteps have; each costs some microseconds per env and step."""
+    """The pool's infos to put into timesteps; each costs some microseconds per env and step."""
     kwargs: Mapping[str, Any]
-    """Further arguments of `envpool.make`."""
+    """Further arguments for `envpool.make`."""
 
 
 class GymVectorKeys(TypedDict, total=False):
@@ -44,25 +44,29 @@ class GymVectorKeys(TypedDict, total=False):
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None
     """As in `gymnasium.make_vec`."""
     autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | None
-    """Of `sync` and `async`: when the vector env begins episodes by itself."""
+    """For `sync` and `async`: when the vector env starts episodes by itself."""
     vector_kwargs: Mapping[str, Any]
-    """Further arguments of the vector env."""
+    """Further arguments for the vector env."""
 
 
 class LimitsKeys(TypedDict, total=False):
     """Keys of `manager.limits`."""
 
     starting: int | None
-    """So many envs may be built or reset at one time; others wait, in order of asking."""
+    """Number of envs that may be built or reset at the same time; others wait, first come, first
+    served.
+    """
     starts_per_s: float | None
-    """So many envs may begin to be built or reset in any second; 0.5: one in two seconds."""
+    """Number of envs that may begin to be built or reset in any second; 0.5: one in two seconds.
+    """
     running: int | None
-    """So many envs may be leased at one time; other leases wait, in order of asking; calls for
-    batches are not counted.
+    """Number of envs that may be leased at the same time; other leases wait, first come, first
+    served; calls for batches are not counted.
     """
     shared: Mapping[str, int]
-    """`{browser: 100}`: all managers of this user on this machine that name `browser` have so many
-    envs together, spares included; a launch waits until there are units for all of its envs.
+    """`{browser: 100}`: all managers of this user on this machine that name `browser` have at most
+    100 envs together, spares included; a launch waits until there are units for all of its
+    envs.
     """
 
 
@@ -79,23 +83,23 @@ class NormalizationKeys(TypedDict, total=False):
     keys: Sequence[str] | None
     """Keys of Dict observations to normalise."""
     clip_obs: float
-    """The largest number in observations."""
+    """Largest absolute value in observations."""
     clip_reward: float
-    """The largest reward."""
+    """Largest absolute value of a reward."""
     gamma: float
-    """Discounts the returns by whose spread rewards are divided."""
+    """Discount of the returns by whose spread rewards are divided."""
     epsilon: float
     """Added to variances."""
     frozen: bool
-    """Statistics stay as they are, or are loaded: for evaluation."""
+    """Keep the statistics as they are, or as they were loaded: for evaluation."""
 
 
 class RayKeys(TypedDict, total=False):
     """Keys of `manager.ray`."""
 
     address: str | None
-    """Head node of the cluster (`ray start --head` prints it); `auto`: the one that this machine
-    belongs to.
+    """Head node of the cluster (`ray start --head` prints it); `auto`: the cluster that this
+    machine belongs to.
     """
     num_cpus: float | None
     """CPUs of the cluster that each host takes."""
@@ -104,12 +108,12 @@ class RayKeys(TypedDict, total=False):
     resources: Mapping[str, float]
     """Other resources of the cluster that each host takes."""
     scheduling: Literal["spread", "pack"]
-    """Hosts go to many nodes, or to few."""
+    """Whether to place hosts on many nodes or on few."""
     runtime_env: Mapping[str, Any] | None
-    """Packages, files and variables of the hosts, as Ray's `runtime_env` has them."""
+    """Packages, files and variables of the hosts, in the form of Ray's `runtime_env`."""
     isolation: Literal["actor", "process"]
-    """`actor`: the envs of a host are in its actor's process; `process`: each has a worker
-    process, which the actor starts and looks after.
+    """`actor`: the envs of a host run in its actor's process; `process`: each env has a worker
+    process, which the actor starts and supervises.
     """
 
 
@@ -119,18 +123,18 @@ class TraceKeys(TypedDict, total=False):
     path: str
     """File that `close` writes, in the Chrome trace event format."""
     events: int
-    """So many of what workers did, and of the trainer's calls, are kept: the newest."""
+    """Number of the newest worker events to keep, and of the newest calls of the trainer."""
 
 
 class WorkerEnvKeys(TypedDict, total=False):
     """Keys of `manager.worker_env`."""
 
     allow: Sequence[str]
-    """Patterns of what is passed on."""
+    """Patterns of variables to pass on."""
     deny: Sequence[str]
-    """Patterns of what is not."""
+    """Patterns of variables not to pass on."""
     set: Mapping[str, str]
-    """What is set besides."""
+    """Variables to set in addition."""
 
 
 class ManagerKeys(TypedDict, total=False):
@@ -139,142 +143,152 @@ class ManagerKeys(TypedDict, total=False):
     import_names: Sequence[str]
     """Modules to import first, such as those that register kinds."""
     episode_num: float
-    """Episodes per env before DONE."""
+    """Episodes per env before it is DONE."""
     max_retry: int
-    """Attempts at one reset, the first included."""
+    """Attempts at one reset, including the first."""
     retry_type: Literal["reset", "renew"]
-    """Reset or renew between attempts, while the worker is healthy."""
+    """Whether to reset or renew the env between attempts, while its worker is healthy."""
     retry_waiting_time: float
     """Seconds between attempts, doubling at renewals."""
     auto_reset: bool
-    """Off: an ended env waits in NEED_RESET for `reset({id: params})`."""
+    """False: an ended env waits in NEED_RESET for `reset({id: params})`."""
     reset_inplace: bool
-    """The env resets inside the step's own request: next `ready_obs` at once, reproducible step
-    for step; terminal observation kept; needs `auto_reset`.
+    """An ended env is reset within the request of its last step: its next `ready_obs` is there at
+    once, and runs are reproducible step for step; the terminal observation is kept; needs
+    `auto_reset`.
     """
     start_steps: int
-    """Most random steps that each env takes within its first reset after a launch: a number drawn
-    for each, by its seed, so that their episodes do not end together.
+    """Most random steps that an env takes within its first reset after a launch; the number is
+    drawn for each env, by its seed, so that the envs' episodes do not end together.
     """
     step_timeout: float | None
-    """Seconds one step may take; null: no limit, a warning every 30 s."""
+    """Seconds one step may take; null: no limit, but a warning every 30 s."""
     reset_timeout: float | None
-    """Seconds one reset may take; null: no limit, a warning every 30 s."""
+    """Seconds one reset may take; null: no limit, but a warning every 30 s."""
     episode_timeout: float | None
-    """Seconds one episode of a leased env may take, from its reset; null: no limit; without leases
-    it means nothing.
+    """Seconds one episode of a leased env may take, from its reset; null: no limit; no effect
+    without leases.
     """
     release_timeout: float
-    """Seconds that a step of a leased env which nobody awaits any more may go on after the end of
-    its lease, before its worker is ended.
+    """Seconds that a step of a leased env may go on after the end of its lease, if nobody awaits
+    it any more, before its worker is ended.
     """
     connect_timeout: float
-    """Seconds from process start to env built and ready."""
+    """Seconds from the start of a process until its env is built and ready."""
     close_timeout: float
     """Seconds of grace before SIGTERM, then SIGKILL; for all workers together."""
     shared_memory: bool
-    """Fixed-layout data in shared memory; false: pipes only."""
+    """True: data of fixed layout goes through shared memory; false: pipes only."""
     copy_on_get: bool | Literal["until_send", "checked"]
-    """False: views, valid through that env's next two steps; checked: the same, and using one
-    after that raises; until_send: views, valid until that env's next action is sent.
+    """False: observations are views, valid through that env's next two steps; checked: the same,
+    but using a view after that raises; until_send: views, valid until that env's next action is
+    sent.
     """
     context: Literal["server", "fork", "spawn", "forkserver"]
-    """How workers start: envmgr's own launcher (`server`), or a standard method."""
+    """How workers start: envmgr's own launcher (`server`), or a standard start method."""
     wait_num: float
-    """Timesteps to gather, or all that are outstanding, if those are fewer; `.inf`: all."""
+    """Number of timesteps to gather, or all outstanding ones if there are fewer; `.inf`: all."""
     step_wait_timeout: float
-    """Seconds to wait for stragglers after `wait_num` is met; never shortens that wait."""
+    """Seconds to wait for stragglers after `wait_num` is met; never shortens the wait for
+    `wait_num`.
+    """
     num_workers: int | Literal["auto"] | None
-    """Worker processes, or threads, which share the envs in equal runs of env_ids; null: one per
-    env; auto: found at launch by trying one env in a worker of its own; without effect where
-    envs run in the trainer's own thread (`base`).
+    """Number of worker processes, or threads, which share the envs in equal blocks of consecutive
+    env_ids; null: one per env; auto: determined at launch by trying one env in a worker of its
+    own; no effect where envs run in the trainer's own thread (`base`).
     """
     spare_env_num: int
-    """Spare envs, each in a worker of its own, that are kept reset and take the place of envs
-    whose episodes end or whose workers fail; not with `base` or shared workers.
+    """Number of spare envs, each in a worker of its own, that are kept reset and take the place of
+    envs whose episodes end or whose workers fail; not with `base` or shared workers.
     """
     on_failure: Literal["recover", "raise", "resume"]
-    """Recover: abnormal timestep and repair; raise: close and raise at once; resume: as recover,
-    but an env that has lost its worker goes on where it was saved last.
+    """Recover: deliver an abnormal timestep and repair the env; raise: close and raise at once;
+    resume: like recover, but an env that has lost its worker continues from where it was last
+    saved.
     """
     snapshot_every: int | None
-    """Steps of an episode after which an env is saved, with `on_failure: resume`."""
+    """Save an env each time it has taken this many steps of an episode, with `on_failure: resume`.
+    """
     snapshot_copy: bool
-    """Envs that do not give their state themselves (`get_state` and `set_state`, or ALE's
-    `clone_state`) are copied for a snapshot: all of it has to be in attributes that can be
+    """Copy envs that do not give their state themselves (`get_state` and `set_state`, or ALE's
+    `clone_state`) for a snapshot: all of their state has to be in attributes that can be
     pickled.
     """
     max_failures: int
-    """Failures allowed per env_id in the window, besides those that its steps make up for."""
+    """Failures allowed per env_id in the window, not counting those that its steps make up for.
+    """
     max_failure_share: float
     """Failures that one step makes up for: with 0.05, an env that fails in 1 % of its steps or
-    less goes on for days, and one that fails in 5 % for some hundred steps; 0: every failure
+    less goes on for days, and one that fails in 5 % for a few hundred steps; 0: every failure
     counts, as with `max_failures: 0`.
     """
     max_failures_total: int | None
-    """Failures allowed of all env_ids together in the window, likewise."""
+    """Failures allowed for all env_ids together in the window, counted in the same way."""
     failure_window_s: float
-    """Length of the window of failures."""
+    """Length in seconds of the window in which failures are counted."""
     on_exhausted: Literal["raise", "drop"]
-    """Failures spent: raise (chaining the first cause), or drop the env_id (DONE, reported)."""
+    """When no more failures are allowed: raise (chaining the first cause), or drop the env_id (it
+    is DONE, and that is reported).
+    """
     max_worker_rss_mb: float | None
     """MB of resident memory above which a worker is replaced at an episode's end."""
     max_episodes_per_worker: int | None
     """Episodes after which a worker is replaced."""
     nan_policy: Literal["allow", "abnormal", "raise"]
-    """What a NaN in an observation or reward means."""
+    """How a NaN in an observation or reward is treated."""
     check_actions: bool | Literal["strict"]
-    """Before anything is sent: known ids, ready, shape and kind; Discrete-like bounds too; Box
-    bounds only with `strict`.
+    """Check before anything is sent: known ids, ready envs, shape and kind of actions, and bounds
+    of Discrete-like spaces; bounds of Box only with `strict`.
     """
     strict_dtype: bool
-    """False: same-kind casts (float64 into float32) with one warning; true: exact."""
+    """False: same-kind casts (float64 into float32) are made, with one warning; true: dtypes have
+    to be exact.
+    """
     same_spaces: bool
     """All envs must have equal spaces."""
     seed: int | Sequence[int | None] | Mapping[int, int | None] | None
-    """As `manager.seed(...)`."""
+    """Seed or seeds, as in `manager.seed(...)`."""
     preload: Sequence[str] | Literal[False] | None
-    """Modules that the worker server imports once for all workers (`context: server`); null: what
-    the envs need of installed distributions is found out; false: none; this key, `context` and
-    those about workers' threads, cores, variables and memory mean nothing to `thread`, which
-    refuses them.
+    """Modules that the worker server imports once for all workers (`context: server`); null: those
+    modules of installed distributions that the envs are found to need; false: none; this key,
+    `context` and the keys for workers' threads, cores, variables and memory mean nothing to
+    `thread`, which refuses them.
     """
     limits: LimitsKeys | Mapping[str, Any] | None
-    """How many envs may be built, reset or leased at one time, or be there on this machine: its
+    """How many envs may be built, reset or leased at the same time, or exist on this machine: its
     keys are below.
     """
     worker_threads: int
     """Math threads per worker."""
     worker_affinity: Sequence[int] | Sequence[Sequence[int]] | None
-    """Cores that workers may run on; null: any, but as many workers of several envs as there are
-    cores get one each.
+    """Cores that workers may run on; null: any, but if there are as many workers with several envs
+    as cores, each gets one core.
     """
     worker_env: WorkerEnvKeys | Mapping[str, Any] | None
     """Environment variables of workers."""
     worker_log: str | None
-    """Folder in which each worker process writes what its envs print and log, in a file of its
-    own; without effect where envs run in the trainer's own thread.
+    """Folder in which each worker process writes what its envs print and log, to a file of its
+    own; no effect where envs run in the trainer's own thread.
     """
     episode_log: str | None
-    """File to which a line of JSON is appended for each episode that ended and for each failure.
-    """
+    """File to which a line of JSON is appended for each ended episode and for each failure."""
     daemon: bool
     """False: envs may start processes of their own."""
     normalize_obs: bool
-    """Observations minus their mean, over their standard deviation."""
+    """Subtract the mean from observations, and divide them by their standard deviation."""
     normalize_reward: bool
-    """Rewards over the standard deviation of discounted returns."""
+    """Divide rewards by the standard deviation of the discounted returns."""
     episode_statistics: bool
-    """The info that ends an episode has `episode`: return, length and seconds."""
+    """Add `episode` to the last info of an episode: return, length and seconds."""
     normalization: NormalizationKeys | Mapping[str, Any] | None
-    """How that is normalised: its keys are below."""
+    """How observations and rewards are normalised: its keys are below."""
     gym_vector: GymVectorKeys | Mapping[str, Any] | None
-    """How `type: gym_vector` makes one vector env of its envs: its keys are below."""
+    """How `type: gym_vector` combines its envs into one vector env: its keys are below."""
     env_pool: EnvPoolKeys | Mapping[str, Any] | None
     """Which envs `type: env_pool` makes: its keys are below."""
     ray: RayKeys | Mapping[str, Any] | None
     """Where `type: ray` runs its hosts: its keys are below."""
     metrics: MetricsKeys | Mapping[str, Any] | None
-    """`{}`: how long steps and resets take is measured; its keys are below."""
+    """`{}`: measure how long steps and resets take; its keys are below."""
     trace: str | TraceKeys | Mapping[str, Any] | None
     """File for a timeline of what happens; its keys are below."""
