@@ -31,11 +31,11 @@ FAULT_ACTION = 9_999
 END_ACTION = 9_998
 """The action that ends an episode, so that a reset follows."""
 SLOW_ACTION = 9_997
-"""The action that takes SLOW_S."""
+"""The action whose step takes SLOW_S."""
 SLOW_S = 1.5
 
 ENV_ID, PID, STEPS, ACTION = range(4)
-"""What the numbers of an observation are."""
+"""The indices of the numbers in an observation."""
 NO_ACTION = -1.0
 
 _GARBAGE = b"garbage!" * 8
@@ -46,13 +46,13 @@ class Fault(NamedTuple):
     """One line of the scoreboard.
 
     Attributes:
-        name: for the command line and the JSON.
+        name: its name on the command line and in the JSON.
         title: what happens, for the table.
         where: when it happens: in a step, in a reset, while the env is built, while nothing is
             under way (from outside), in `close`, or `trainer`: something happens to the trainer.
         users: who steps the envs: `threads` or `coroutines` that have one each; empty for one
             caller of all.
-        same: the name of the fault that happens, where it is that of another line.
+        same: the name of the line whose fault happens here too; empty if this line has its own.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Fault(NamedTuple):
 
 
 def _of_user(user: str) -> tuple[Fault, ...]:
-    """Return the faults of an env that has one of several users, while others have the others."""
+    """Return the faults of an env with a user of its own, while other users have the other envs."""
     title, users = f"with a {user} of its own: ", f"{user}s"
     return (
         Fault(f"{user}-crash", f"{title}segmentation fault in a step", "step", users, "segfault"),
@@ -117,7 +117,7 @@ class TwoArgumentsError(Exception):
 
 
 class FaultyEnv(gymnasium.Env[np.ndarray, int]):
-    """Counts its steps; the victim has one fault, once.
+    """An env that counts its steps; the victim has one fault, once.
 
     Args:
         env_id: its number.
@@ -167,7 +167,7 @@ class FaultyEnv(gymnasium.Env[np.ndarray, int]):
         return obs, float(action), False, False, info
 
     def close(self) -> None:
-        """Close; that is where one fault happens."""
+        """Close the env; one of the faults happens here."""
         if self._fault == "hang-close":
             hang()
 
@@ -188,7 +188,7 @@ class FaultyEnv(gymnasium.Env[np.ndarray, int]):
 
 
 def factories(fault: str) -> list[Callable[[], FaultyEnv]]:
-    """Return what builds the envs of one run."""
+    """Return the functions that build the envs of one run."""
     name = FAULTS[fault].same or fault
     return [partial(FaultyEnv, env_id, name, os.getpid()) for env_id in range(ENV_NUM)]
 

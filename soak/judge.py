@@ -1,4 +1,4 @@
-"""From what was seen of a fault to a cell of the scoreboard."""
+"""Turns what was seen of a fault into a cell of the scoreboard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OWN_ERRORS = {
     "two-arguments": "TwoArgumentsError",
 }
 _DOCUMENTED = {("sb3", "nan"): "ValueError"}
-"""What the documentation of a library announces for a fault."""
+"""The error that the documentation of a library announces for a fault."""
 
 _VICTIM_KEYS = (str(VICTIM), VICTIM)
 
@@ -46,8 +46,8 @@ class Cell(NamedTuple):
     """What a library did with a fault.
 
     Attributes:
-        text: in short words.
-        checks: by the names of CHECKS; None where the question does not arise.
+        text: what it did, in a few words.
+        checks: whether each of CHECKS held, by name; None where the question does not arise.
         error: the first error that the trainer saw, as `probe.describe` gives it.
     """
 
@@ -114,7 +114,7 @@ def _others_are_right(counts: dict[int, int]) -> bool:
 
 
 def _others_waited(line: Fault, steps: list[dict[str, Any]]) -> bool:
-    """Return whether an env that has a user of its own was late in any round: it is not to wait."""
+    """Return whether another env with a user of its own was late in any round: none is to wait."""
     others = {i for i in range(ENV_NUM) if i != VICTIM}
     return bool(line.users) and any(others - set(call.get("right", ())) for call in steps)
 

@@ -19,11 +19,11 @@ SCOREBOARD = "scoreboard.json"
 
 
 def write(folder: Path) -> None:
-    """Write the page beside `folder`, from what results there are in it."""
+    """Write the page beside `folder`, from the results that `folder` holds."""
     parts = [
-        "<!-- Written by soak/page.py from the results in docs/reliability: not to be edited. -->",
+        "<!-- Written by soak/page.py from the results in docs/reliability: do not edit it. -->",
         "# Reliability",
-        "What was measured under faults. [How it is measured](../soak/README.md); "
+        "This page shows what was measured under faults. [How it is measured](../soak/README.md); "
         "[what counts as a failure, and what follows](guide/failures.md).",
     ]
     written = {FIGURES: figures_part, MUTANTS: mutants_part, SCOREBOARD: scoreboard_part}
@@ -37,7 +37,7 @@ def write(folder: Path) -> None:
 
 
 def verdict(met: bool | None) -> str:
-    """Return whether a target was met, in a word."""
+    """Return one word that says whether a target was met."""
     return {True: "met", False: "MISSED", None: "-"}[met]
 
 
@@ -45,8 +45,8 @@ def figures_part(results: dict[str, Any]) -> str:
     """Return the part of the page that has the figures of `make soak`."""
     parts = [
         "## Figures",
-        "Written by `make soak`, which measures each part in a process of its own; everything is "
-        f"in [{FIGURES}](reliability/{FIGURES}) too.",
+        "Written by `make soak`, which measures each part in a process of its own; all figures "
+        f"are in [{FIGURES}](reliability/{FIGURES}) too.",
     ]
     machines = list(dict.fromkeys(machine_text(one["machine"]) for one in results.values()))
     if len(machines) == 1:
@@ -69,14 +69,14 @@ def _entry_parts(
     return [
         f"### {about[0].upper()}{about[1:]}",
         f"`make soak ARGS='--only {entry}'`, {result['date']}, {result['seconds']:.0f} s. Load "
-        f"average before it {result['load_before']}; the machine stood still for "
+        f"average before the run: {result['load_before']}; the machine stood still for "
         f"{result['longest_stall_s']:.3f} s at most.{where}",
         table(rows),
     ]
 
 
 def machine_text(machine: dict[str, Any]) -> str:
-    """Return a machine in a line."""
+    """Return one line that describes a machine."""
     return (
         f"{machine['cpu']}, {machine['usable_cores']} cores usable, {machine['ram_gib']} GiB, "
         f"{machine['kernel']}, {machine['python']}"
@@ -98,15 +98,15 @@ def mutants_part(results: dict[str, Any]) -> str:
             "-" if count is None else f"{count} ({count / one['drawn']:.1%})" for count in counts
         ]
         if one.get("unmet"):
-            shares[-1] += f", of which {one['unmet']} on lines that none of the tests runs"
+            shares[-1] += f", {one['unmet']} of them on lines that none of the tests runs"
         drawn = f"{one['drawn']} of {one['of']}, seed {one['seed']}, {one['date']}"
         rows.append([f"{name}: {', '.join(one['paths'])}", drawn, *shares])
     return "\n\n".join(
         [
             "## Mutants",
-            "Written by `soak/mutants.py --out docs/reliability/mutants.json --name NAME`: how "
-            "much of what is wrong the tests find. Each suite runs on what those before it have "
-            "left (- is a suite that was not run); those that survived are in "
+            "Written by `soak/mutants.py --out docs/reliability/mutants.json --name NAME`, which "
+            "measures how many defects the tests find. Each suite runs on the mutants that the "
+            "suites before it have left (- marks a suite that was not run); the survivors are in "
             f"[{MUTANTS}](reliability/{MUTANTS}). [How they are drawn and run]"
             "(../soak/README.md#mutants).",
             table(rows),
@@ -123,10 +123,10 @@ def scoreboard_part(board: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in board["versions"].items())
     parts = [
         "## Scoreboard",
-        "Written by `make scoreboard`: the same faults, put to envmgr and to other libraries. "
-        f"{len(rows)} faults, each in a run of its own with three envs, of which one has the "
-        "fault, once. A process outside watches the run and notes what it sees; all of that is in "
-        f"[{SCOREBOARD}](reliability/{SCOREBOARD}). "
+        "Written by `make scoreboard`, which tries the same faults on envmgr and on other "
+        f"libraries: {len(rows)} faults, each in a run of its own with three envs, of which one "
+        "has the fault, once. A separate process watches the run and notes what it sees; all "
+        f"its notes are in [{SCOREBOARD}](reliability/{SCOREBOARD}). "
         "[What the words mean, and how each library is used](../soak/README.md#the-scoreboard).",
         f"{versions}; {board['date']}. {machine_text(board['machine'])}. Time limits, where a "
         f"library has them: {LIMIT_S:g} s.",
@@ -141,12 +141,15 @@ def scoreboard_part(board: dict[str, Any]) -> str:
 
 
 def shared_rows(board: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows of faults that are put to all libraries: one caller steps all envs."""
+    """Return the rows of the faults that all libraries get: those where one caller steps all envs.
+
+    The other faults need envs with a user each.
+    """
     return {fault: row for fault, row in board["cells"].items() if row and not FAULTS[fault].users}
 
 
 def _parts_with_users(board: dict[str, Any]) -> list[str]:
-    """Return what the page has of envs with users of their own; empty if nothing was seen of it."""
+    """Return the parts about envs with a user each; empty if the board has no such rows."""
     rows = {fault: row for fault, row in board["cells"].items() if row and FAULTS[fault].users}
     if not rows:
         return []
@@ -154,15 +157,16 @@ def _parts_with_users(board: dict[str, Any]) -> list[str]:
     offering = {lib: TITLES_WITH_USERS[lib] for lib in asked if lib in TITLES_WITH_USERS}
     others = ", ".join(TITLES[library] for library in asked if library not in offering)
     text = (
-        "The same for envs that have a user each, a thread or a coroutine, which steps it without "
-        "waiting for the others. envmgr offers that as [leases](guide/leases.md)"
+        "The next table shows the same for envs that have a user each: a thread or a coroutine, "
+        "which steps its env without waiting for the others. envmgr offers that as "
+        "[leases](guide/leases.md)"
     )
-    text += f"; not offered by {others}." if others else "."
+    text += f"; it is not offered by {others}." if others else "."
     return [f"{text} [How it is done](../soak/README.md#envs-with-users).", _cells(rows, offering)]
 
 
 def _cells(rows: Mapping[str, Any], libraries: Mapping[str, str]) -> str:
-    """Return a table of cells; `libraries` has the titles."""
+    """Return a table of cells; `libraries` maps each library to its title."""
     return table(
         [
             ["the env ...", *libraries.values()],
@@ -175,7 +179,7 @@ def _cells(rows: Mapping[str, Any], libraries: Mapping[str, str]) -> str:
 
 
 def totals(board: dict[str, Any]) -> list[list[str]]:
-    """Return for each check and library in how many of the shared faults it held."""
+    """Return, for each check and library, in how many of the shared faults the check held."""
     libraries = libraries_of(board)
     rows = [["", *(TITLES[library] for library in libraries)]]
     for check, title in CHECKS.items():
@@ -202,13 +206,13 @@ def totals_text(board: dict[str, Any]) -> str:
 
 
 def libraries_of(board: dict[str, Any]) -> list[str]:
-    """Return the libraries that shared faults were put to, in the order of TITLES."""
+    """Return the libraries that have cells of shared faults, in the order of TITLES."""
     present = {library for cells in shared_rows(board).values() for library in cells}
     return [library for library in TITLES if library in present]
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as markdown; its first row is the head."""
+    """Return rows as a Markdown table; the first row is its header."""
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -15,7 +15,7 @@ class Figure(NamedTuple):
         what: what is measured.
         measured: what came out.
         target: what should come out.
-        met: whether it did; None where nothing could be measured.
+        met: whether the target was met; None where nothing could be measured.
     """
 
     what: str
@@ -44,19 +44,19 @@ ENTRIES = {
 
 
 def measure_of(entry: str) -> Callable[[bool], Sequence[Figure]]:
-    """Return what measures an entry."""
+    """Return the function that measures an entry."""
     module = importlib.import_module(f"figures.{entry.replace('-', '_')}")
     measure: Callable[[bool], Sequence[Figure]] = module.measure
     return measure
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the quantile of nearest rank; NaN of nothing."""
+    """Return a quantile by the nearest-rank method; NaN if there are no values."""
     if not values:
         return math.nan
     return sorted(values)[math.ceil(q * len(values)) - 1]
 
 
 def in_ms(seconds: float) -> str:
-    """Return a time as text."""
+    """Return a time in milliseconds, as text."""
     return f"{seconds * 1000:.1f} ms"

@@ -1,4 +1,4 @@
-"""Accounting: every action gives one timestep while workers are hurt, and bystanders see nothing.
+"""Accounting: every action gives one timestep while workers are hurt; bystanders notice nothing.
 
 Each env signs its timesteps, and a ledger compares what was delivered with what was asked for. Some
 of the workers are never hurt: what their envs deliver is compared byte for byte with the same
@@ -33,7 +33,7 @@ _SEED = 7
 
 
 class Bystander:
-    """What an env that is never hurt delivers: a checksum after each of its steps."""
+    """The checksums of what an env that is never hurt delivers, one after each of its steps."""
 
     def __init__(self) -> None:
         self.sums: list[int] = []
@@ -72,7 +72,7 @@ def measure(quick: bool) -> Sequence[Figure]:
 
 
 def run(title: str, n_steps: int, cfg: dict[str, Any]) -> list[Figure]:
-    """Measure with a config, until so many timesteps have arrived."""
+    """Measure with a config, until `n_steps` timesteps have arrived."""
     manager = ledger_manager(
         ENV_NUM,
         type="async_subprocess",
@@ -103,7 +103,7 @@ def _step(
     bystanders: dict[int, Bystander],
     n_steps: int,
 ) -> None:
-    """Step until so many timesteps have arrived, then take those that are under way."""
+    """Step until `n_steps` timesteps have arrived, then take those that are still under way."""
     next_actions, chosen = own_actions(ENV_NUM), random.Random(_SEED)
     arrived, due_s = 0, time.monotonic() + EVERY_S
     while arrived < n_steps:

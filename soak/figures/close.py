@@ -1,4 +1,4 @@
-"""Close: how long it takes when no env listens."""
+"""Close: how long it takes when envs hang and do not respond."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 class HangingEnv(LedgerEnv):
-    """Hangs in its steps, after it has said so by a file in `folder`."""
+    """An env that hangs in its steps, after it has said so by creating a file in `folder`."""
 
     def __init__(self, env_id: int, folder: str) -> None:
         super().__init__(env_id)
@@ -38,7 +38,7 @@ class HangingEnv(LedgerEnv):
 
 
 def measure(quick: bool) -> Sequence[Figure]:
-    """Measure for several numbers of hung workers, and in several ways to close."""
+    """Measure with several numbers of hung workers, and with several ways to close."""
     figures = [figure(f"{n} hung workers", n, close_twice) for n in (QUICK_HUNG if quick else HUNG)]
     return [
         *figures,
@@ -90,7 +90,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def close_twice(manager: Any) -> None:
-    """Close, and close what is closed."""
+    """Close the manager, and close it again once it is closed."""
     manager.close()
     manager.close()  # without effect
 
@@ -104,7 +104,7 @@ def _close_in_threads(manager: Any) -> None:
 
 
 def _close_waiting(manager: Any) -> None:
-    """Close behind the back of a trainer that waits for the hung envs."""
+    """Close the manager while another thread waits for the hung envs."""
     outcome: list[BaseException] = []
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""Runs tests and fuzzers as commands of their own, and reads what they say."""
+"""Runs tests and fuzzers as separate commands, and reads their output."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SUMMARY = re.compile(r"^=* ?((?:\d+ [a-z]+,? ?)+) in [\d.]+s", re.MULTILINE)
 
 
 class Ran(NamedTuple):
-    """What came of a command.
+    """The outcome of a command.
 
     Attributes:
         passed: whether its exit status was 0.
-        output: what it printed; with its errors, if it failed.
+        output: what it printed to stdout; if it failed, to stderr too.
     """
 
     passed: bool
@@ -44,8 +44,8 @@ def run(arguments: Sequence[str], limit_s: float, **variables: str) -> Ran:
     """Run this Python with `arguments`, from the root of the project.
 
     Args:
-        arguments: of the interpreter.
-        limit_s: seconds after which it is ended, and has failed.
+        arguments: the arguments of the interpreter.
+        limit_s: seconds after which the command is ended, and counts as failed.
         **variables: environment variables to set.
     """
     env: Mapping[str, str] = {**os.environ, **variables}
@@ -71,6 +71,6 @@ def run(arguments: Sequence[str], limit_s: float, **variables: str) -> Ran:
 def run_tests(
     *arguments: str, flags: Sequence[str] = (), limit_s: float = 3600.0, **variables: str
 ) -> Ran:
-    """Run pytest with `arguments`, under flags of the interpreter."""
+    """Run pytest with `arguments`, in an interpreter with `flags`."""
     command = [*flags, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     return run(command, limit_s, **variables)

@@ -22,12 +22,12 @@ CPU_SHARE = 0.05
 
 
 class DyingEnv(LedgerEnv):
-    """Dies in its first step; the envs that are built after it die in the same place each.
+    """An env that dies in its first step; those that are built after it all die in one place.
 
     Args:
         env_id: its number; only 0 dies.
-        folder: where a file says that one was built before.
-        place: "step", "reset" or "construction".
+        folder: where a file says that an env of this number was built before.
+        place: where those built later die: "step", "reset" or "construction".
     """
 
     def __init__(self, env_id: int, folder: str, place: str) -> None:

@@ -1,4 +1,4 @@
-"""Deaths: from a signal to the failure's being known, and to the env's being ready again."""
+"""Deaths: the time from a signal until the failure is known, and until the env is ready again."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Setup(NamedTuple):
     """How workers run and end.
 
     Attributes:
-        cfg: of their manager.
+        cfg: the config of their manager.
         kind: how they are ended.
         every_s: seconds between deaths, long enough for a start.
-        n: deaths.
+        n: how many deaths are caused.
     """
 
     cfg: dict[str, Any]
@@ -61,7 +61,7 @@ def measure(quick: bool) -> Sequence[Figure]:
 def _figures(setup: Setup, quick: bool) -> list[Figure]:
     """Return the figures of one setup.
 
-    A start is what lies between the two: from a death's being known to the new env's being ready.
+    A start is the time between the two: from when a death is known until the new env is ready.
     """
     injuries = run(setup, QUICK_DEATHS if quick else setup.n)
     undisturbed = [i for i in injuries if not i.disturbed and i.detection_s and i.recovery_s]
@@ -89,7 +89,7 @@ def _figures(setup: Setup, quick: bool) -> list[Figure]:
 
 
 def run(setup: Setup, n: int) -> list[Any]:
-    """Hurt so many workers while their manager steps; return the injuries, with their times."""
+    """Hurt `n` workers while their manager steps; return the injuries, with their times."""
     cfg = dict(setup.cfg)
     if cfg["type"].startswith("async"):
         cfg["wait_num"] = 1
@@ -119,8 +119,8 @@ def run(setup: Setup, n: int) -> list[Any]:
 def _send(sent_s: dict[int, float], pid: int, number: int) -> bool:
     """Send a signal, and note when.
 
-    The saboteur's own note is older: it lets go of the interpreter's lock before it sends, and may
-    wait for it while the trainer computes.
+    The time that the saboteur itself notes is earlier: it releases the GIL before it sends, and may
+    have to wait for the GIL while the trainer computes.
     """
     sent_s[pid] = time.monotonic()
     try:

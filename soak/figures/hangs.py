@@ -1,4 +1,4 @@
-"""Hangs: how long after its limit the action of a hung env is answered."""
+"""Hangs: how long after its time limit the action of a hung env is answered."""
 
 from __future__ import annotations
 

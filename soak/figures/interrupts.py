@@ -14,7 +14,8 @@ from tests.faults.interrupted_adapters import DRIVERS, Ding, Trained, trainers
 from tests.faults.interrupted_calls import LARGE_INFOS, PROCESS_KINDS, THREAD_KINDS, Account
 from tests.faults.interrupted_collectors import COLLECTORS, Collecting
 
-# By fork, which starts fastest: some of the signals close the manager, and need another one.
+# By fork, which starts workers fastest: some of the signals close the manager, so that another one
+# is needed.
 _PROCESSES = {name: {**config, "context": "fork"} for name, config in PROCESS_KINDS.items()}
 KINDS: dict[str, dict[str, Any]] = {
     "inline": {"type": "base"},
@@ -27,7 +28,7 @@ _BESIDES = {
     "inline": {"type": "base"},
     "by message, shared": _PROCESSES["by message, shared, some at a time"],
 }
-"""Where fewer points will do: what an adapter does is the same on every kind."""
+"""The kinds where fewer points will do, because an adapter does the same on every kind."""
 
 AT_RANDOM, QUICK_AT_RANDOM = 10_000, 100
 QUICK_POINTS = 100
@@ -50,7 +51,7 @@ def measure(quick: bool) -> Sequence[Figure]:
 
 
 def measure_trained(quick: bool) -> Sequence[Figure]:
-    """Do so with adapters and collectors."""
+    """Attack adapters and collectors in the same way."""
     _ready()
     names = ["sb3", "tianshou", "ding"]
     if importlib.util.find_spec("torch") is not None:
@@ -66,7 +67,7 @@ def measure_trained(quick: bool) -> Sequence[Figure]:
 
 
 def _subjects(with_torch: bool) -> Iterator[tuple[str, Make, bool]]:
-    """Yield what to attack, and whether to do so at all points."""
+    """Yield the name of each subject, what makes it, and whether to attack it at all points."""
     subjects: dict[str, Callable[[Any], Make]] = {
         name: partial(partial, Trained, driver)
         for name, driver in DRIVERS.items()

@@ -24,7 +24,7 @@ from figures.commands import run_tests
 
 LAUNCHES, QUICK_LAUNCHES = 2_000, 40
 PATIENCE_S = 120.0
-"""All attempts of a launch, one after the other, take less, on a busy machine too."""
+"""All attempts of a launch, one after the other, take less than this, on a busy machine too."""
 
 PROPERTIES = "tests/property/test_launches.py"
 LIMIT_S = 7200.0
@@ -38,13 +38,14 @@ HARMLESS = ("slow", "fork_child", "close_streams", "unpicklable_info", "huge_inf
 
 
 class FragileEnv(FaultyEnv):
-    """A `FaultyEnv` whose process may die some time after it was built, whatever it does then.
+    """A `FaultyEnv` whose process may die some time after it was built, whatever it is doing.
 
     Args:
         env_id: see `FaultyEnv`.
         plan: likewise.
         folder: likewise.
-        dies_after_s: so long after the first env of this id was built; None: never.
+        dies_after_s: seconds after which the process of the first env of this id dies, counted from
+            when that env was built; None: it never does.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ def _die_after(seconds: float) -> None:
 
 @dataclass
 class Launched:
-    """What came of launches.
+    """The outcomes of launches.
 
     Attributes:
-        outcomes: how often each: "ready", or the name of the error.
-        after_failures: launches that were ready after envs had failed.
-        wrong: what must not be, with the number of the launch, which repeats it.
-        slowest_s: the longest of them.
+        outcomes: how often each outcome came: "ready", or the name of the error.
+        after_failures: how many launches were ready after envs had failed.
+        wrong: what happened but must not, each with the number by which to repeat the launch.
+        slowest_s: seconds that the slowest launch took.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -108,8 +109,8 @@ def launch_many(n_launches: int, seed: int = 0, first: int = 0) -> Launched:
 
     Args:
         n_launches: how many.
-        seed: of the faults and settings.
-        first: the number of the first one; each has its own, which repeats it.
+        seed: the seed of the faults and settings.
+        first: the number of the first launch; each has its own, by which it can be repeated.
     """
     launched = Launched()
     for number in range(first, first + n_launches):
@@ -119,7 +120,7 @@ def launch_many(n_launches: int, seed: int = 0, first: int = 0) -> Launched:
             env_fn = faulty_envs(rng, cfg, folder)
             began = time.monotonic()
             manager = create_env_manager(cfg, env_fn=env_fn)
-            # Inline the alarm is the manager's own; nothing hangs there.
+            # An inline manager uses the alarm itself; nothing hangs there.
             with contextlib.nullcontext() if cfg["type"] == "base" else _ended_when_late():
                 outcome = _launch_one(manager, launched, early=rng.random() < 0.2)
             launched.slowest_s = max(launched.slowest_s, time.monotonic() - began)
@@ -135,7 +136,7 @@ class HungError(BaseException):
 
 @contextlib.contextmanager
 def _ended_when_late() -> Iterator[None]:
-    """Raise HungError in what takes too long; whose alarm there was before goes on after it."""
+    """Raise HungError in a block that takes too long; an alarm set before goes on after it."""
 
     def end_it(number: int, frame: Any) -> None:
         raise HungError
@@ -173,7 +174,7 @@ def _launch_one(manager: Any, launched: Launched, *, early: bool) -> str:
 
 
 def settings(rng: random.Random) -> dict[str, Any]:
-    """Return a config that contradicts itself in nothing."""
+    """Return a config whose settings do not contradict each other."""
     kinds = ["subprocess", "async_subprocess"]
     if importlib.util.find_spec("treetensor") is not None:
         kinds.append("subprocess_v2")

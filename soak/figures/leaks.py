@@ -16,8 +16,8 @@ from tests.leak_guard import LeakGuard
 ENV_NUM = 8
 RENEWALS, QUICK_RENEWALS = 2_000, 60
 WARM_UP, QUICK_WARM_UP = 600, 20
-"""Renewals before the first look: what is kept of the latest failures has a fixed length, and is
-full after so many."""
+"""Renewals before the first snapshot: what is kept of the latest failures has a fixed length, which
+this many renewals fill."""
 MEMORY_MIB = 2.0
 CONTEXTS = ("server", "fork")
 PATIENCE_S = 30.0

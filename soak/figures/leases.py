@@ -44,7 +44,7 @@ def measure(quick: bool) -> Sequence[Figure]:
 
 
 def by_threads(title: str, n_steps: int, cfg: dict[str, Any], *, faults: float) -> Figure:
-    """Have as many threads as envs take so many steps, while envs and workers fail."""
+    """Have as many threads as envs take `n_steps` steps, while envs and workers fail."""
     began = time.monotonic()
     found = stress(
         {"type": "subprocess", **cfg},
@@ -65,7 +65,7 @@ def by_threads(title: str, n_steps: int, cfg: dict[str, Any], *, faults: float) 
 
 
 def cancelled(kind: str, n_points: int, library: Library) -> Figure:
-    """Cancel what may be awaited of leases and of calls for batches."""
+    """Cancel coroutines at the awaits of leases and of calls for batches."""
     n_different, wrong = cancel_everywhere({"type": kind}, most=n_points, library=library)
     return Figure(
         f"{kind}{_in(library)}: cancelled at each await of leases and of calls for batches",
@@ -76,7 +76,7 @@ def cancelled(kind: str, n_points: int, library: Library) -> Figure:
 
 
 def cancelled_launches(kind: str, n_points: int, library: Library) -> Figure:
-    """Cancel what launches a manager and closes it."""
+    """Cancel a coroutine that launches a manager and closes it."""
     wrong = cancel_launch_and_close({"type": kind}, most=n_points, library=library)
     return Figure(
         f"{kind}{_in(library)}: cancelled at each await of a launch, a lease and a close",

@@ -54,9 +54,10 @@ FUZZERS = {
 
 
 def measure(quick: bool) -> Sequence[Figure]:
-    """Run them; each fails by itself when something is wrong.
+    """Run the state machine and the fuzzers; each fails by itself when something is wrong.
 
-    The short form of the state machine takes minutes on a busy machine, and is in the suite anyway.
+    The quick form leaves out the state machine: even its short form takes minutes on a busy
+    machine, and is in the suite anyway.
     """
     machine = [] if quick else [_machine()]
     return [*machine, *(_fuzz(title, fuzzer, quick) for title, fuzzer in FUZZERS.items())]

@@ -27,7 +27,7 @@ def _factory(env_id: int, step_s: float) -> Callable[[], LedgerEnv]:
 
 
 def own_actions(env_num: int) -> Callable[[Iterable[int]], dict[int, int]]:
-    """Return what gives each env its next action.
+    """Return a function that gives each env its next action.
 
     The k-th action of an env is the same in every run, and no two actions of a run are equal.
     """

@@ -30,8 +30,8 @@ QUICK_DAEMON_ENVS = 8
 POINTS = {"server": 100, "fork": 60, "forkserver": 20, "spawn": 20}
 QUICK_POINTS = 2
 SPAN_S = 1.0
-"""Every second trainer is killed within so long of its start, while it imports or launches; the
-others within so long of their first steps."""
+"""Every other trainer is killed within this time of its start, while it imports or launches; the
+rest within this time of their first steps."""
 ENV_NUM = 6  # of the trainer
 LIMIT_S = 1.0
 PATIENCE_S = 20.0
@@ -80,8 +80,8 @@ def kill_one(
     Args:
         guard: finds the processes.
         context: how the trainer starts its workers.
-        after_s: when it is killed.
-        launched: count from the launch, and not from the trainer's start.
+        after_s: seconds after which the trainer is killed.
+        launched: whether these count from the launch, and not from the trainer's start.
     """
     before = guard.snapshot()
     with subprocess.Popen(
@@ -124,7 +124,7 @@ def end_daemons(context: str, env_num: int, end: str) -> tuple[int, list[float]]
     Args:
         context: how the trainer starts its workers.
         env_num: how many envs there are, in a worker each.
-        end: how these end, see `daemons.py`; or "trainer": that is killed.
+        end: how the workers end, see `daemons.py`; or "trainer": the trainer is killed.
 
     Returns:
         How many of these processes there were, two for each env, and the seconds after which each
@@ -148,7 +148,7 @@ def end_daemons(context: str, env_num: int, end: str) -> tuple[int, list[float]]
             trainer.stdin.write("\n")
             trainer.stdin.flush()
             begun_s = float(trainer.stdout.readline())
-        # Hung envs are given up one after the other: it counts when the worker of each has ended.
+        # Hung envs are given up one after the other, so time counts from the end of each worker.
         ended_s = {} if end == "limit" else dict.fromkeys(workers, begun_s)
         took_s = dict.fromkeys(itertools.chain(*daemons_of), math.inf)
         while any(left.values()) and time.monotonic() - begun_s < DAEMON_PATIENCE_S:

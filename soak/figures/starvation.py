@@ -22,7 +22,7 @@ PATIENCE_S = 5.0
 
 
 class NullEnv(gymnasium.Env[Any, Any]):
-    """Does nothing; raises at action 1."""
+    """An env that does nothing, and raises at action 1."""
 
     observation_space, action_space = Box(-1.0, 1.0, (4,), np.float32), Discrete(2)
 
@@ -42,9 +42,9 @@ class Way(NamedTuple):
     """How steps are sent and gathered.
 
     Attributes:
-        cfg: of the manager.
+        cfg: the config of the manager.
         send: sends action 0 to envs.
-        gather: returns the env_ids whose timesteps have come.
+        gather: returns the env_ids whose timesteps have arrived.
     """
 
     cfg: dict[str, Any]
@@ -90,11 +90,11 @@ def _figure(name: str, hosts: int, n: int) -> Figure:
 
 
 def run(way: Way, hosts: int, n: int) -> tuple[list[float], int]:
-    """Have an env fail so many times.
+    """Have an env fail `n` times.
 
     Returns:
-        The seconds from each failure's being known to the env's being ready, and the most steps
-        that the others have taken meanwhile.
+        The seconds from when each failure is known until the env is ready, and the most steps that
+        the others have taken meanwhile.
     """
     cfg = {**ENDLESS, "num_workers": hosts, **way.cfg}
     with create_env_manager(cfg, env_fn=[NullEnv] * ENV_NUM) as manager:

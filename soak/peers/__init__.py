@@ -1,6 +1,6 @@
-"""The libraries of the scoreboard, each behind one small protocol.
+"""The libraries of the scoreboard, all behind the same small protocol.
 
-A library is imported by its own module alone. Each is used as its documentation says, with the
+A library is imported only by its own module. Each is used as its documentation says, with the
 options that it offers against faults: time limits of LIMIT_S, a forced end in `close`, checks.
 """
 
@@ -24,8 +24,8 @@ class Outcome(NamedTuple):
         reward: the reward.
         done: whether the episode has ended.
         error: the failure that the library reports with it; None for an ordinary timestep.
-        action: the action that it answers, by what the library says, where that is not for sure the
-            one of this call; None where it is.
+        action: the action that it answers, as the library reports it, where that is not certain to
+            be the action of this call; None where it is certain.
     """
 
     obs: Any
@@ -48,7 +48,7 @@ class Peer(Protocol):
         """Step these envs (all, where the library steps only all) and reset what has ended."""
 
     def reset(self) -> dict[int, Any]:
-        """Reset all envs: what is left to a user after an error."""
+        """Reset all envs, which is all that a user can still do after an error."""
 
     def close(self) -> None:
         """Close, in the way that is best protected against envs that hang."""
@@ -58,7 +58,7 @@ class DictManager:
     """The loop over managers that show dicts by env_id: act on what is ready, step, reset.
 
     Args:
-        manager: not launched.
+        manager: a manager that is not launched yet.
     """
 
     def __init__(self, manager: Any) -> None:
@@ -99,7 +99,7 @@ _MODULES_WITH_USERS = {
     "threads": {"envmgr": "envmgr_leases", "torchrl": "torchrl_pool"},
     "coroutines": {"envmgr": "envmgr_leases"},
 }
-"""Of the libraries whose envs may have a user each, which steps it without asking the others."""
+"""The modules of libraries whose envs may have a user each, independent of the others."""
 
 TITLES = {
     "envmgr": "envmgr",
@@ -117,16 +117,16 @@ TITLES_WITH_USERS = {"envmgr": "envmgr", "torchrl": "TorchRL AsyncEnvPool"}
 
 
 def offers(library: str, users: str) -> bool:
-    """Return whether a library has what a fault needs: envs with such a user each, if any."""
+    """Return whether a library offers envs with such a user each; true if `users` is empty."""
     return not users or library in _MODULES_WITH_USERS[users]
 
 
 def open_peer(library: str, factories: Factories, users: str = "") -> Peer:
-    """Return the envs of a library, not started yet; importing the library happens here.
+    """Return the envs of a library, not started yet; this imports the library.
 
     Args:
         library: its name.
-        factories: what builds the envs.
+        factories: the functions that build the envs.
         users: `threads` or `coroutines` that have an env each; empty for one caller of all envs.
     """
     if users:
