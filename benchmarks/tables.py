@@ -296,7 +296,8 @@ def left_out_table(results: Results) -> Table:
     for left_out in results.left_out:
         place, _, row = left_out.rpartition(" ")
         places.setdefault(row, []).append(place)
-        reasons.setdefault(row, results.left_out[left_out])
+        # Messages of other libraries are no Markdown.
+        reasons.setdefault(row, results.left_out[left_out].replace("`", "'"))
     table += [[ROWS[row].label, ", ".join(places[row]), reasons[row]] for row in places]
     return table
 
