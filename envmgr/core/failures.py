@@ -242,7 +242,10 @@ class Raises(str, Enum):
     LAUNCH_ERROR = "`LaunchError`, by the launch"
     FAILURE = "the failure, at once, by the current call or the next one"
     EXHAUSTED = "`FailuresExhaustedError`, by the next call, once it has delivered what has arrived"
-    DROPPED = "nothing: the env is dropped, and `DONE` when its user has its timestep"
+    DROPPED = (
+        "nothing: the env is dropped, and `DONE` at once or, if it failed while it was ready, once "
+        "its user has the abnormal timestep"
+    )
     SPARE_DROPPED = "nothing: there is one spare fewer"
 
 

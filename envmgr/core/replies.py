@@ -604,7 +604,7 @@ class ReplyEffects:
     def _kept(self, spare: ManagedEnv, payload: Any) -> None:
         if payload is not None or self._spares is None:
             raise MalformedReplyError("it hands out what it was told to keep")
-        self._spares.kept(spare)
+        self._spares.reset_succeeded(spare)
 
     def stepped(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of STEPPED."""

@@ -90,7 +90,7 @@ class Spares:
                 self._queue.remove(env)
             self._queue.append(env)
 
-    def kept(self, spare: ManagedEnv) -> None:
+    def reset_succeeded(self, spare: ManagedEnv) -> None:
         """Note that the reset of a spare has succeeded."""
         spare.renewals_in_a_row = 0
         self._use_up(spare)
