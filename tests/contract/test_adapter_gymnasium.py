@@ -542,7 +542,7 @@ def test_attributes_frames_and_wrappers(vector_env: Callable[..., ManagerVectorE
     envs.reset(seed=10)
     assert envs.np_random_seed == (10, 11, 12)
     assert len(envs.np_random) == N
-    if gymnasium.__version__ == "1.1.0":
+    if gymnasium.__version__.startswith("1.1."):
         return  # its own vector envs cannot be wrapped by both, either
     counted = gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
     listed = gymnasium.wrappers.vector.DictInfoToList(counted)
