@@ -25,7 +25,7 @@ WITH ?=
 # What make test-trainers cannot fetch by itself.
 SUITES ?= .venv-suites
 
-MATRIX = 3.10 3.11 3.12 3.13
+MATRIX = 3.10 3.11 3.12 3.13 3.14
 # The oldest Python of the matrix runs with the oldest numpy and gymnasium that setup.cfg allows.
 OLDEST_PYTHON = 3.10
 OLDEST = numpy==1.26.* gymnasium==1.1.*
@@ -118,7 +118,7 @@ scoreboard: $(BENCH_VENV)/.bench $(BENCH_DING_VENV)/.bench $(BENCH_RLLIB_VENV)/.
 	@echo "==> scoreboard of faults, into $(SOAK_OUT)"
 	@$(BENCH_VENV)/bin/python soak/scoreboard.py --out $(SOAK_OUT) $(ARGS)
 
-test-matrix:  ## run all tests with each Python of 3.10 to 3.13 that is installed, in .venv-3.x
+test-matrix:  ## run all tests with each Python of 3.10 to 3.14 that is installed, in .venv-3.x
 	@failed= ; ran= ; missing= ; \
 	for version in $(MATRIX); do \
 	  if ! python$$version --version >/dev/null 2>&1; then missing="$$missing $$version"; continue; fi; \

@@ -422,6 +422,8 @@ def test_f27_workers_do_not_outlive_a_trainer_killed_during_launch(
 def test_f27_workers_that_are_still_importing_end_with_a_killed_trainer(
     script: Script, context: str
 ) -> None:
+    if context == "forkserver" and sys.version_info >= (3, 14):
+        pytest.skip("Python's fork server imports the script, which no worker does again")
     process = script.start(
         """
         import os, time
