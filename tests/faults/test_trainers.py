@@ -422,23 +422,27 @@ def test_f27_workers_do_not_outlive_a_trainer_killed_during_launch(
 def test_f27_workers_that_are_still_importing_end_with_a_killed_trainer(
     script: Script, context: str
 ) -> None:
-    if context == "forkserver" and sys.version_info >= (3, 14):
-        pytest.skip("Python's fork server imports the script, which no worker does again")
+    fifo = Path(script.world.folder) / "import"
+    os.mkfifo(fifo)
     process = script.start(
         """
-        import os, time
+        import os
         if __name__ == "__main__":
             make(env_num=1).launch()
         else:
             say(str(os.getpid()))
-            time.sleep(60)  # none of our own code has run in this process yet
+            open(FOLDER + "/import").readline()  # none of our own code has run here yet
         """,
         context,
         guard=False,
     )
-    worker_pid = int(script.read_line())
+    importing_pid = int(script.read_line())
     process.kill()
-    wait_ended(worker_pid)
+    process.wait()
+    with open(fifo, "r+b", buffering=0) as end_of_import:
+        if context == "forkserver" and sys.version_info >= (3, 14):
+            end_of_import.write(b"\n")  # Python's fork server is the one that imports
+        wait_ended(importing_pid)
 
 
 @no_guard_needed
