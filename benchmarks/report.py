@@ -1,4 +1,4 @@
-"""Writes the report of a run; `python report.py FOLDER` rewrites it from its results.json."""
+"""Writes the report of runs; `python report.py FOLDER` rewrites it from the results there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from results import Results
 from rows import ROWS
 
 RESULTS = "results.json"
+TARGETS = "targets.json"
+"""The results of a run of `--targets`, which are never mixed with those of another run."""
+
 PAGE = "README.md"
 
 _CAPTIONS = {
@@ -24,16 +27,22 @@ _CAPTIONS = {
 }
 
 
-def write(results: Results, folder: Path) -> None:
-    """Write the page, results.json and the plots into a folder; plots need matplotlib."""
+def write(results: Results, folder: Path, name: str = RESULTS) -> None:
+    """Write results into a folder under a name, and the page and the plots of all that is there."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULTS).write_text(json.dumps(results.to_dict(), indent=1) + "\n")
-    (folder / PAGE).write_text(page(results, _draw(results, folder)))
+    (folder / name).write_text(json.dumps(results.to_dict(), indent=1) + "\n")
+    rewrite(folder)
 
 
-def read(folder: Path) -> Results:
-    """Return the results that a run has written into a folder; empty ones if there are none."""
-    path = folder / RESULTS
+def rewrite(folder: Path) -> None:
+    """Write the page and the plots of the results in a folder; plots need matplotlib."""
+    results, targets = read(folder), read(folder, TARGETS)
+    (folder / PAGE).write_text(page(results, _draw(results, folder), targets))
+
+
+def read(folder: Path, name: str = RESULTS) -> Results:
+    """Return the results that runs have written into a folder; empty ones if there are none."""
+    path = folder / name
     return Results.from_dict(json.loads(path.read_text())) if path.exists() else Results()
 
 
@@ -65,8 +74,14 @@ def terminal(results: Results) -> str:
     return "\n".join(parts)
 
 
-def page(results: Results, plots: list[Path]) -> str:
-    """Return the page of a run as markdown."""
+def page(results: Results, plots: list[Path], targets: Results) -> str:
+    """Return the page of a run as markdown.
+
+    Args:
+        results: of the run.
+        plots: of its figures.
+        targets: of a run of the targets alone, if there was one.
+    """
     parts = [
         "# Benchmarks",
         "`make bench` writes this page, and a new run rewrites it. See [How it is measured]"
@@ -77,7 +92,7 @@ def page(results: Results, plots: list[Path]) -> str:
         "each round before the median is taken. Bold marks the fastest row of a column.",
         _machine(results),
         "## Targets",
-        tables.markdown(tables.targets_table(results)).rstrip(),
+        *_targets(results, targets),
         "## What bounds it",
         "This table compares rows of envmgr with processes of the same shape that use no library "
         "(`adapters/bare_processes.py`). These do nothing but step, ring doorbells and be woken by "
@@ -106,6 +121,17 @@ def page(results: Results, plots: list[Path]) -> str:
         parts.append("## Plots")
         parts += [f"![{_CAPTIONS[plot.name]}]({plot.name})" for plot in plots]
     return "\n\n".join(parts) + "\n"
+
+
+def _targets(results: Results, targets: Results) -> list[str]:
+    if not targets.measurements:
+        return [tables.markdown(tables.targets_table(results)).rstrip()]
+    return [
+        "These were measured in a run of their own, `make bench ARGS=--targets`, in more rounds; "
+        "its results are in [targets.json](targets.json). The last row is of the run above.",
+        "\n".join((*_hardware(targets), *map(_run_text, targets.runs))),
+        tables.markdown(tables.targets_table(targets, of_all=results)).rstrip(),
+    ]
 
 
 def _further(results: Results) -> Iterator[tuple[str, str, tables.Table]]:
@@ -146,22 +172,27 @@ def _about(case: str) -> list[str]:
 
 
 def _machine(results: Results) -> str:
-    machine, settings = results.machine, results.settings
-    versions = ", ".join(
-        f"{name} {version}" for name, version in sorted(machine.get("versions", {}).items())
-    )
+    versions_of, settings = results.machine.get("versions", {}), results.settings
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(versions_of.items()))
     return "\n".join(
         (
             "## Machine",
             "",
-            f"- {machine.get('cpu')}, {machine.get('usable_cores')} cores usable, "
-            f"{machine.get('ram_gib')} GiB of memory",
-            f"- {machine.get('kernel')}, {machine.get('python')}",
+            *_hardware(results),
             f"- {versions}",
             f"- seconds per measurement: {settings.get('seconds')}, more with slow envs; "
             f"env steps per training run: {settings.get('train_steps', 0)}",
             *map(_run_text, results.runs),
         )
+    )
+
+
+def _hardware(results: Results) -> tuple[str, str]:
+    machine = results.machine
+    return (
+        f"- {machine.get('cpu')}, {machine.get('usable_cores')} cores usable, "
+        f"{machine.get('ram_gib')} GiB of memory",
+        f"- {machine.get('kernel')}, {machine.get('python')}",
     )
 
 
@@ -177,8 +208,7 @@ def _run_text(run: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Rewrite the report in the folder that the command line names."""
-    folder = Path(sys.argv[1])
-    write(read(folder), folder)
+    rewrite(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -49,11 +49,15 @@ class Results:
     machine: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def drop(self, items: Collection[Item]) -> None:
-        """Forget what was measured of items, and why they were left out."""
-        places = {_place(item) for item in items}
-        self.measurements = [m for m in self.measurements if _place(m) not in places]
-        self.left_out = {where: why for where, why in self.left_out.items() if where not in places}
+    def drop(self, cases: Collection[str]) -> None:
+        """Forget what was measured in cases, why it was left out, and the runs that did it."""
+        self.measurements = [m for m in self.measurements if m.case not in cases]
+        self.left_out = {
+            place: why for place, why in self.left_out.items() if place.split()[0] not in cases
+        }
+        for run in self.runs:
+            run["cases"] = [case for case in run["cases"] if case not in cases]
+        self.settings["runs"] = [run for run in self.runs if run["cases"]]
 
     @property
     def runs(self) -> list[dict[str, Any]]:

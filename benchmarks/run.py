@@ -41,7 +41,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--libraries", default="", help=f"of {','.join(LIBRARIES)}; all by default")
     parser.add_argument("--rows", default="", help="only these rows: base,hosts2-arrays")
     parser.add_argument(
-        "--targets", action="store_true", help="only what the targets need, and what stands beside"
+        "--targets",
+        action="store_true",
+        help="only what the targets need, and what stands beside: a report of its own",
     )
     parser.add_argument("--n", default="", help="only these numbers of envs: 8,64")
     parser.add_argument("--rounds", type=int, help="passes through everything")
@@ -52,7 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--add",
         action="store_true",
-        help="to what the folder has of other cases and rows: a whole run in parts",
+        help="to what the folder has of other cases: a whole run in parts",
     )
     parser.add_argument(
         "--ding-python",
@@ -62,6 +64,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.add and options.out is None:
         parser.error("--add needs --out, the folder of what is added to")
+    if options.add and (options.targets or options.rows or options.n or options.libraries):
+        parser.error(
+            "--add takes whole cases: what is compared has to be of one run, so that --targets, "
+            "--rows, --n and --libraries cannot be added to another one"
+        )
     try:
         named = _known([*options.case, *_split(options.cases)], [*CASES, *GROUPS])
         options.cases = _cases_of(named) or list(CASES)
@@ -126,7 +133,7 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
     if options.targets:
         wanted = frozenset(targets.items())
         items = [item for item in items if item in wanted]
-    results.drop(items)
+    results.drop({item.case for item in items})
     loops = busy_loops()
     run: dict[str, Any] = {"date": datetime.date.today().isoformat()}
     run["cases"] = list(dict.fromkeys(item.case for item in items))
@@ -200,7 +207,7 @@ def main() -> None:
         print("interrupted: what follows is what was measured", flush=True)
     print("\n" + report.terminal(results))
     if options.out is not None and results.measurements:
-        report.write(results, options.out)
+        report.write(results, options.out, report.TARGETS if options.targets else report.RESULTS)
         print(f"written: {options.out}")
 
 

@@ -229,11 +229,20 @@ def _library_name(row: str | None) -> str:
     return NOTHING if row is None else ROWS[row].label.partition(",")[0]
 
 
-def targets_table(results: Results, only_measured: bool = False) -> Table:
-    """Return the targets and what was reached, with or without those that were not measured."""
+def targets_table(
+    results: Results, only_measured: bool = False, of_all: Results | None = None
+) -> Table:
+    """Return the targets and what was reached.
+
+    Args:
+        results: of the targets' rows.
+        only_measured: leave out the targets that were not measured.
+        of_all: the results of all rows, for targets that count rows; None: `results` has all.
+    """
     table = [["case", "what", "target", "reached", ""]]
     for target in TARGETS:
-        figure = target.reached(results)
+        counts = target.unit == COUNT and of_all is not None
+        figure = target.reached(of_all if counts else results)
         bound = "at most" if target.at_most else "at least"
         goal = f"{bound} {target.goal:g} {target.unit}".rstrip()
         if figure is None:
