@@ -15,11 +15,14 @@ import threading
 from operator import methodcaller
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 _LOOK_EVERY_S = 0.05
 
 _call: Any = methodcaller("__call__")
+_acquired: Any = methodcaller("acquire")
+_acquired_at_once: Any = methodcaller("acquire", False)
+_released: Any = methodcaller("release")
 _WITHOUT_COLLECTION = (gc.disable, sys._current_frames, gc.enable)
 
 
@@ -77,6 +80,40 @@ def join_thread(thread: threading.Thread, timeout_s: float | None = None) -> Non
         if left_s <= 0.0:
             return
         thread.join(left_s)
+
+
+class Lock(Protocol):
+    """A `threading.Lock` or `threading.RLock`."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it."""
+        ...
+
+    def release(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def take(lock: Lock, held: list[Lock], *, at_once: bool = False) -> None:
+    """Acquire a lock, and append it to `held`, in one call of C.
+
+    An interrupt comes before both or after both. `let_go` goes with it, twice: in a `finally`, and
+    in an `except BaseException` around that, for an interrupt that has kept the first from being
+    done. A `with` would not do where it is part of a context manager written in Python: an
+    interrupt between the end of that one's `__enter__` and the body leaves the lock taken.
+
+    Args:
+        lock: what to acquire.
+        held: what `let_go` releases.
+        at_once: whether to leave it, and `held` empty, if somebody has it.
+    """
+    held.extend(filter(_acquired_at_once if at_once else _acquired, (lock,)))
+
+
+def let_go(held: list[Lock]) -> None:
+    """Release what `take` has acquired, in one call of C, as that did; at most once."""
+    if held:
+        any(map(_released, map(list.pop, (held,))))
 
 
 class InterruptibleEvent:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import io
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
+
+from envmgr.interruptible import Lock, let_go, take
 
 _OTHER_MAINS = ("__mp_main__", "<run_path>")
 """What the standard library calls a script that it runs, besides `__main__`: in children started by
@@ -56,29 +57,43 @@ def dumps(value: Any, note: Callable[[Any], None] | None = None) -> bytes:
     Raises:
         Exception: whatever pickling raises.
     """
-    mains = [sys.modules[name] for name in _OTHER_MAINS if name in sys.modules]
-    with _by_value([main for main in mains if main.__name__ in _OTHER_MAINS]):
-        if note is None:
-            return bytes(cloudpickle.dumps(value, protocol=5))
-        file = io.BytesIO()
-        _Pickler(file, note).dump(value)
-        return file.getvalue()
+    there = [sys.modules[name] for name in _OTHER_MAINS if name in sys.modules]
+    # `__mp_main__` is another name of `__main__`, in the first process.
+    mains = [module for module in there if module.__name__ in _OTHER_MAINS]
+    return _dumped_by_value(mains, value, note) if mains else _dumped(value, note)
 
 
-@contextmanager
-def _by_value(modules: list[ModuleType]) -> Iterator[None]:
+def _dumped(value: Any, note: Callable[[Any], None] | None) -> bytes:
+    if note is None:
+        return bytes(cloudpickle.dumps(value, protocol=5))
+    file = io.BytesIO()
+    _Pickler(file, note).dump(value)
+    return file.getvalue()
+
+
+def _dumped_by_value(
+    modules: list[ModuleType], value: Any, note: Callable[[Any], None] | None
+) -> bytes:
     """Have cloudpickle take along what these modules define, but not in pickles of other code."""
-    if not modules:  # `__mp_main__` is another name of `__main__`, in the first process
-        yield
-        return
-    with _changing:
-        known = cloudpickle.list_registry_pickle_by_value()
-        new = [module for module in modules if module.__name__ not in known]
+    held, registered = list[Lock](), list[ModuleType]()
+    try:
         try:
-            for module in new:
+            take(_changing, held)
+            known = cloudpickle.list_registry_pickle_by_value()
+            registered += [module for module in modules if module.__name__ not in known]
+            for module in registered:
                 cloudpickle.register_pickle_by_value(module)
-            yield
+            return _dumped(value, note)
         finally:
-            for module in new:
-                if module.__name__ in cloudpickle.list_registry_pickle_by_value():
-                    cloudpickle.unregister_pickle_by_value(module)
+            _unregister(registered, held)
+    except BaseException:
+        _unregister(registered, held)  # if an interrupt has kept that from being done
+        raise
+
+
+def _unregister(modules: list[ModuleType], held: list[Lock]) -> None:
+    if held:
+        for module in modules:
+            if module.__name__ in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(module)
+    let_go(held)

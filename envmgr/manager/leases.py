@@ -6,7 +6,6 @@ What users hold. Their calls, with their time limits, are carried out by `envmgr
 from __future__ import annotations
 
 import math
-import operator
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -24,6 +23,7 @@ from envmgr.errors import (
     SlotBusyError,
     WrongLoopError,
 )
+from envmgr.interruptible import Lock, let_go, take
 from envmgr.manager.awaiting import Signal, signal_here
 from envmgr.manager.threads import CLOSING, in_thread
 from envmgr.outcomes import Outcome
@@ -117,13 +117,11 @@ class _Slot:
         loop = signal_here().loop
         return AsyncSlot(self._lease, self._owner, self._tenancy, loop, self._busy)
 
-    def _begin(self, held: list[threading.Lock]) -> None:
+    def _begin(self, held: list[Lock]) -> None:
         """Let one call in.
 
         Args:
-            held: gets the lock that keeps other calls out. It is acquired and appended in one call
-                of C, so that an interrupt comes before both or after both. `_let_next_in` takes it
-                back.
+            held: gets the lock that keeps other calls out, as `take` gives it.
 
         Raises:
             LeaseEndedError: the lease has ended.
@@ -137,7 +135,7 @@ class _Slot:
                 "a new one with manager.lease(). Nothing was sent to it."
             )
         self._owner.refuse_within_a_call()
-        held.extend(filter(_ACQUIRED, (self._busy,)))
+        take(self._busy, held, at_once=True)
         if not held:
             raise SlotBusyError(
                 f"env {self.env_id} is in a call of another coroutine or thread: a lease is for "
@@ -153,16 +151,6 @@ class _Slot:
             self._tenancy.left_in(call)
         self._owner.slots.abandon(self._tenancy, call)
         self._owner.wake()
-
-
-_ACQUIRED = operator.methodcaller("acquire", False)
-_RELEASED = operator.methodcaller("release")
-
-
-def _let_next_in(held: list[threading.Lock]) -> None:
-    """Release the lock that `_begin` acquired, likewise in one call of C; at most once."""
-    if held:
-        any(map(_RELEASED, map(list.pop, (held,))))
 
 
 def _step(signal: Any, action: Any, timeout_s: float | None) -> SlotCall:
@@ -282,7 +270,7 @@ class Slot(_Slot):
         return timestep
 
     def _call(self, signal: _ThreadSignal, call: SlotCall) -> Any:
-        held, is_in = list[threading.Lock](), False
+        held, is_in = list[Lock](), False
         try:
             try:
                 self._begin(held)
@@ -290,12 +278,12 @@ class Slot(_Slot):
                 self._send(call)
                 signal.wait()
             finally:
-                _let_next_in(held)
+                let_go(held)
             if call.closes:
                 self._lease.lessor.close()
             return _answer(call)
         except BaseException as error:
-            _let_next_in(held)  # if an interrupt has kept that from being done
+            let_go(held)  # if an interrupt has kept that from being done
             if is_in and error is not call.error:  # Ctrl-C
                 self._abandon(call)
             raise
@@ -358,7 +346,7 @@ class AsyncSlot(_Slot):
         return signal
 
     async def _call(self, signal: Signal, call: SlotCall) -> Any:
-        held, is_in = list[threading.Lock](), False
+        held, is_in = list[Lock](), False
         try:
             try:
                 self._begin(held)
@@ -366,12 +354,12 @@ class AsyncSlot(_Slot):
                 self._send(call)
                 await signal.wait()
             finally:
-                _let_next_in(held)
+                let_go(held)
             if call.closes:
                 await in_thread(self._lease.lessor.close, CLOSING)
             return _answer(call)
         except BaseException as error:
-            _let_next_in(held)  # likewise
+            let_go(held)  # likewise
             if is_in and error is not call.error:  # also when a loop that has ended lets go of it
                 self._abandon(call)
             raise

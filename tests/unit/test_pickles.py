@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import cloudpickle
 import pytest
 
 from envmgr import pickles
+from tests.faults.interrupting import at_each_point
 
 SOURCE = "class Thing:\n    number = 3\ndef make():\n    return Thing()\n"
 
@@ -54,6 +56,25 @@ def test_a_reduce_that_pickles_by_itself(script: Any) -> None:
 
     found = pickle.loads(pickles.dumps([Nested(), script.make]))
     assert [make().number for make in found] == [3, 3]
+
+
+def test_an_interrupt_anywhere_leaves_it_to_others(script: Any) -> None:
+    """As does a Ctrl-C in a trainer that `multiprocessing` has started by spawn."""
+    pickled: list[bytes] = []
+
+    def in_another_thread() -> None:
+        pickled.append(pickles.dumps(script.make))
+
+    def by_value() -> None:
+        pickles.dumps(script.make)
+
+    for point in at_each_point(lambda: None, by_value):
+        assert script.__name__ not in cloudpickle.list_registry_pickle_by_value(), point
+        pickled.clear()
+        thread = threading.Thread(target=in_another_thread, daemon=True)
+        thread.start()
+        thread.join(10.0)
+        assert pickled, f"a lock is held after an interrupt at {point}"
 
 
 def test_modules_are_named_as_ever() -> None:
