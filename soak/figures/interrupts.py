@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from figures import Figure
 from tests.faults import attacks
@@ -38,36 +41,55 @@ TARGET = "0 stale, lost, repeated, hung or wedged"
 Make = Callable[[], attacks.Subject]
 
 
+class Attack(NamedTuple):
+    """What is attacked, in a process of its own.
+
+    Attributes:
+        name: of the figures.
+        make: makes it.
+        points: at so many points of its calls; None: at all of them.
+        alarms: at so many random moments of its calls.
+        without: the calls that no alarm is for.
+        trainers: what has to be importable, or is replaced by a stand-in.
+    """
+
+    name: str
+    make: Make
+    points: int | None
+    alarms: int
+    without: Sequence[str]
+    trainers: Sequence[str] = ()
+
+
 def measure(quick: bool) -> Sequence[Figure]:
     """Attack each kind at points of its calls, then at random moments of them."""
-    _ready()
-    figures = []
-    for name, config in KINDS.items():
-        make = partial(Account, config)
-        figures.append(_at_points(name, make, QUICK_POINTS if quick else None))
-        count = QUICK_AT_RANDOM if quick else AT_RANDOM
-        figures.append(_at_random(name, make, count, ("build", "close", "launch")))
-    return figures
+    without = ("build", "close", "launch")
+    return _carried_out(
+        [
+            Attack(name, partial(Account, config), None, AT_RANDOM, without)
+            for name, config in KINDS.items()
+        ],
+        quick,
+    )
 
 
 def measure_trained(quick: bool) -> Sequence[Figure]:
     """Attack adapters and collectors in the same way."""
-    _ready()
     names = ["sb3", "tianshou", "ding"]
     if importlib.util.find_spec("torch") is not None:
         names.append("torchrl")
-    figures = []
-    with trainers(*names):
-        for name, make, is_whole in _subjects("torchrl" in names):
-            count = None if is_whole else SOME_POINTS
-            figures.append(_at_points(name, make, QUICK_POINTS if quick else count))
-            count = QUICK_AT_RANDOM if quick else SOME_AT_RANDOM
-            figures.append(_at_random(name, make, count, ("close", "reset_async")))
-    return figures
+    without = ("close", "reset_async")
+    found = []
+    for name, make_with in _subjects("torchrl" in names).items():
+        for kind, config in {"a worker each": _A_WORKER_EACH, **_BESIDES}.items():
+            points = None if config is _A_WORKER_EACH else SOME_POINTS
+            make = make_with(config)
+            found.append(Attack(f"{name}, {kind}", make, points, SOME_AT_RANDOM, without, names))
+    return _carried_out(found, quick)
 
 
-def _subjects(with_torch: bool) -> Iterator[tuple[str, Make, bool]]:
-    """Yield the name of each subject, what makes it, and whether to attack it at all points."""
+def _subjects(with_torch: bool) -> Mapping[str, Callable[[Any], Make]]:
+    """Return what makes each subject with a config."""
     subjects: dict[str, Callable[[Any], Make]] = {
         name: partial(partial, Trained, driver)
         for name, driver in DRIVERS.items()
@@ -75,15 +97,26 @@ def _subjects(with_torch: bool) -> Iterator[tuple[str, Make, bool]]:
     }
     subjects["a manager of DI-engine"] = partial(partial, Ding)
     subjects.update({name: partial(partial, Collecting, name) for name in COLLECTORS})
-    for name, make_with in subjects.items():
-        yield f"{name}, a worker each", make_with(_A_WORKER_EACH), True
-        for kind, config in _BESIDES.items():
-            yield f"{name}, {kind}", make_with(config), False
+    return subjects
 
 
-def _ready() -> None:
+def _carried_out(planned: Sequence[Attack], quick: bool) -> Sequence[Figure]:
+    """Carry attacks out, as many at a time as there are cores: they take hours, and one core."""
+    if quick:
+        planned = [one._replace(points=QUICK_POINTS, alarms=QUICK_AT_RANDOM) for one in planned]
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
+        return [figure for figures in pool.map(_attacked, planned) for figure in figures]
+
+
+def _attacked(attack: Attack) -> Sequence[Figure]:
     gc.collect()
     gc.freeze()  # a collection in a forked worker, as it ends, would copy every page
+    with trainers(*attack.trainers):
+        return [
+            _at_points(attack.name, attack.make, attack.points),
+            _at_random(attack.name, attack.make, attack.alarms, attack.without),
+        ]
 
 
 def _at_points(name: str, make: Make, count: int | None) -> Figure:

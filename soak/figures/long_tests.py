@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from figures import Figure
@@ -56,11 +58,14 @@ FUZZERS = {
 def measure(quick: bool) -> Sequence[Figure]:
     """Run the state machine and the fuzzers; each fails by itself when something is wrong.
 
-    The quick form leaves out the state machine: even its short form takes minutes on a busy
-    machine, and is in the suite anyway.
+    They run as many at a time as there are cores: each is one process most of the time. The quick
+    form leaves out the state machine: even its short form takes minutes on a busy machine, and is
+    in the suite anyway.
     """
-    machine = [] if quick else [_machine()]
-    return [*machine, *(_fuzz(title, fuzzer, quick) for title, fuzzer in FUZZERS.items())]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        running = [] if quick else [pool.submit(_machine)]
+        running += [pool.submit(_fuzz, *one, quick) for one in FUZZERS.items()]
+        return [one.result() for one in running]
 
 
 def _machine() -> Figure:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +27,8 @@ MODES = {
     "python -O": (("-O",), _OPTIMIZED),
     "python -X dev -W error": (("-X", "dev", "-W", "error"), ()),
 }
+JOBS = 4
+"""So many processes share the tests out, as in `make test`."""
 
 
 def measure(quick: bool) -> Sequence[Figure]:
@@ -32,7 +36,9 @@ def measure(quick: bool) -> Sequence[Figure]:
     which, chosen = ("a few tests", FEW_TESTS) if quick else ("all tests", ())
     figures = []
     for mode, (flags, options) in MODES.items():
-        ran = run_tests(*options, *chosen, flags=flags)
+        python = shlex.join([sys.executable, *flags])  # xdist would leave out the flags
+        jobs = ("--dist", "load", "--maxschedchunk", "10", "--tx", f"{JOBS}*popen//python={python}")
+        ran = run_tests(*options, *jobs, *chosen, flags=flags)
         figures.append(Figure(f"{which}, `{mode}`", ran.summary, "all pass", ran.passed))
     figures.append(many_envs(QUICK_ENV_NUM if quick else ENV_NUM))
     return figures
