@@ -12,9 +12,10 @@ a public call, in the main thread. A call therefore makes each of its changes in
   an action that cannot be done twice, such as reading from a pipe, notes what has come in the same
   C call. Nothing else happens between an interrupt and `finish`: the next call, or the end of this
   one, begins with it.
-- *On a thread that signal handlers do not reach*: `uninterrupted` of `core.journal`. It costs two
-  thread switches, and is used for what changes many things at once (a failure, a renewal, a launch,
-  a close). Its caller can be interrupted while it waits; what was begun is finished all the same.
+- *On a thread that signal handlers do not reach*: `uninterrupted` of `core.call_journal`. It costs
+  two thread switches, and is used for what changes many things at once (a failure, a renewal, a
+  launch, a close). Its caller can be interrupted while it waits; what was begun is finished all the
+  same.
 
 To read or write another module, it is enough to know which of the two ways a change is made.
 """

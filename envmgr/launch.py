@@ -14,8 +14,8 @@ from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.config.kind_sections import Limits, Ray
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.board_writer import BoardWriter
+from envmgr.core.call_journal import CallJournal, SignalFreeThread
 from envmgr.core.engine import Engine
-from envmgr.core.journal import CallJournal, SignalFreeThread
 from envmgr.core.spares import all_factories, spare_factory, takers_of
 from envmgr.core.statistics import Tracer
 from envmgr.env.batch_specs import Batch, batches_of

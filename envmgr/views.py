@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.core import ArrayBatch, GivenInfos, ends_of
-from envmgr.core.journal import CallJournal
+from envmgr.core.call_journal import CallJournal
 from envmgr.core.validate import actions_by_id, rows_by_id
 from envmgr.errors import ActionError, NothingReadyError, SpaceMismatchError
 from envmgr.optional_packages import imported

@@ -21,8 +21,8 @@ from envmgr.core import (
     Selection,
     Supervisor,
 )
+from envmgr.core.call_journal import CallJournal
 from envmgr.core.engine import Engine, Gather
-from envmgr.core.journal import CallJournal
 from envmgr.core.submit import submit_calls
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.core.call_journal import CallJournal, Fate, Returning
 from envmgr.core.episodes import Beginning, Ending, Episodes
 from envmgr.core.hosts import Hosts
-from envmgr.core.journal import CallJournal, Fate, Returning
 from envmgr.core.observations import Arena, Arenas, one_of
 from envmgr.core.phases import Phase
 from envmgr.core.replies import (

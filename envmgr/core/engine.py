@@ -26,9 +26,9 @@ from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
 from envmgr.core.activities import awaited_text
+from envmgr.core.call_journal import is_run
 from envmgr.core.collect import HandedOut
 from envmgr.core.failures import NoMemoryYet
-from envmgr.core.journal import is_run
 from envmgr.core.phases import BEFORE_THE_CALLER, BEHIND_THE_CALLER
 from envmgr.core.statistics import Tracer
 from envmgr.core.supervisor import Supervisor

@@ -254,7 +254,7 @@ class Follows(str, Enum):
 
     CALL_ENDS = "nothing; a reset that was requested during the call begins"
     NOTHING = "nothing"
-    GIVES_UP = "nothing: the env stays as it is, without what is lost"
+    STAYS = "nothing: the env stays as it is, without what is lost"
     CLOSES = "nothing: the env is closed"
     RESET_AGAIN = "a reset, after `retry_waiting_time`"
     ENV_AGAIN = "a new env in the same worker, after `retry_waiting_time`"
@@ -300,12 +300,12 @@ ANSWERS: tuple[Rule[Answer], ...] = (
     Rule(Answer(_F.CALL_ENDS), lost=(_L.NOTHING,), at=(_P.CALLING,)),
     Rule(Answer(_F.NOTHING), lost=(_L.HOST,), when=(_C.RELEASED,)),
     Rule(
-        Answer(_F.GIVES_UP, raises=_R.LAUNCH_ERROR),
+        Answer(_F.STAYS, raises=_R.LAUNCH_ERROR),
         lost=(_L.HOST,),
         when=(_C.NEIGHBOUR, _C.LAUNCH_FAILED),
     ),
-    Rule(Answer(_F.GIVES_UP), lost=(_L.HOST,), when=(_C.NEIGHBOUR, _C.RAISED)),
-    Rule(Answer(_F.GIVES_UP), states=(_S.DONE,)),  # there is a new host if its user resets it
+    Rule(Answer(_F.STAYS), lost=(_L.HOST,), when=(_C.NEIGHBOUR, _C.RAISED)),
+    Rule(Answer(_F.STAYS), states=(_S.DONE,)),  # there is a new host if its user resets it
     Rule(Answer(_F.NEW_HOST), lost=(_L.HOST,), when=(_C.NEIGHBOUR,)),
     Rule(
         Answer(_F.ENV_AGAIN),
@@ -326,8 +326,8 @@ ANSWERS: tuple[Rule[Answer], ...] = (
         at=(_P.RESETTING,),
         when=(_C.LAUNCHING, _C.ATTEMPTS_LEFT),
     ),
-    Rule(Answer(_F.GIVES_UP, raises=_R.LAUNCH_ERROR), when=(_C.LAUNCHING,)),
-    Rule(Answer(_F.GIVES_UP, raises=_R.FAILURE), when=(_C.RAISES,)),
+    Rule(Answer(_F.STAYS, raises=_R.LAUNCH_ERROR), when=(_C.LAUNCHING,)),
+    Rule(Answer(_F.STAYS, raises=_R.FAILURE), when=(_C.RAISES,)),
     Rule(
         Answer(_F.CLOSES, charged=True, raises=_R.SPARE_DROPPED), when=(_C.EXHAUSTED, _C.IS_SPARE)
     ),
@@ -869,8 +869,8 @@ class Repair:
         follows = answer.follows
         if follows is Follows.NOTHING:
             return
-        if follows is Follows.GIVES_UP:
-            self._give_up(env, lost)
+        if follows is Follows.STAYS:
+            self._leave_as_it_is(env, lost)
         elif follows in _ATTEMPTS:
             self._try_again(env, _ATTEMPTS[follows], lost)
         else:
@@ -911,7 +911,7 @@ class Repair:
             renews = follows is Follows.SPARE_AND_RENEW
             self._spares.ended(env, self.renewals.renew_env if renews else self._begin_reset)
 
-    def _give_up(self, env: ManagedEnv, lost: Lost) -> None:
+    def _leave_as_it_is(self, env: ManagedEnv, lost: Lost) -> None:
         """Leave an env as it is, without what is lost."""
         if lost is Lost.HOST:
             self._hosts.leave(env, Next.NOTHING)
@@ -925,7 +925,7 @@ class Repair:
         env.awaits_reset = False
         if env.failed_while_ready is None and self._states[env.env_id] is not EnvState.ERROR:
             self._table.happened(env.env_id, Event.FAILED)
-        self._give_up(env, Lost.ENV if lost is Lost.NOTHING else lost)
+        self._leave_as_it_is(env, Lost.ENV if lost is Lost.NOTHING else lost)
 
     def _release(self, env: ManagedEnv) -> None:
         """Have a healthy host let go of an env; the host ends with its last env."""

@@ -26,9 +26,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from envmgr.core.call_journal import Returning, is_run
 from envmgr.core.collect import HandedOut, by_env_id
 from envmgr.core.engine import CLOSED, LOOK_EVERY_S, MIN_INTERVAL_S, WARN_EVERY_S, Engine
-from envmgr.core.journal import Returning, is_run
 from envmgr.core.phases import Phase
 from envmgr.core.slots import Slots
 from envmgr.errors import ConcurrentCallError, ManagerClosedError

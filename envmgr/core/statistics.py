@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
-from envmgr.core.journal import CallJournal
+from envmgr.core.call_journal import CallJournal
 from envmgr.core.phases import Phase
 from envmgr.core.table import ManagedEnv
 from envmgr.errors import EnvFailure

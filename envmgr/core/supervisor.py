@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from envmgr.core.call_journal import CallJournal, is_run
 from envmgr.core.collect import Collector, HandedOut
 from envmgr.core.episodes import Episodes, ExplicitResets
 from envmgr.core.failures import Repair
 from envmgr.core.hosts import Hosts
-from envmgr.core.journal import CallJournal, is_run
 from envmgr.core.phases import Next, Phase
 from envmgr.core.replies import BlockReplies, ReplyDispatcher, ReplyEffects
 from envmgr.core.setup import EnvSetup

@@ -18,8 +18,8 @@ from envmgr.config import ManagerConfig
 from envmgr.config.kind_sections import NormalizationSection
 from envmgr.config.schema import unknown_key
 from envmgr.core import ArrayBatch
+from envmgr.core.call_journal import Fate
 from envmgr.core.collect import BatchInfos, GivenInfos
-from envmgr.core.journal import Fate
 from envmgr.errors import ConfigError
 from envmgr.normalizing.moments import (
     Floats,

@@ -22,7 +22,7 @@ import numpy as np
 
 from envmgr.config.paths import BEGINNING_OF_LINES
 from envmgr.core import ArrayBatch, EnvTable
-from envmgr.core.journal import Fate
+from envmgr.core.call_journal import Fate
 from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvRaised, EnvTimeout
 from envmgr.outcomes import Outcome, OutcomeStatus, failure_in, status_of, summed
 from envmgr.texts import logged

@@ -22,9 +22,9 @@ import numpy as np
 from gymnasium import spaces
 
 from envmgr.core import EpisodeRules, Hosts, ManagedEnv, Phase, Supervisor
+from envmgr.core.call_journal import CallJournal
 from envmgr.core.collect import ArrayBatch, Collected, HandedOut
 from envmgr.core.engine import Engine, Gather
-from envmgr.core.journal import CallJournal
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.spaces import Array, TextLeaf

@@ -108,16 +108,16 @@ EXPECTED_COUNTS: Sequence[Row] = (
 EXPECTED_ANSWERS: Sequence[Row] = (
     ((N,), (C,), ANY, "", ("CALL_ENDS", False, "NOTHING")),
     ((H,), ANY, ANY, "RELEASED", ("NOTHING", False, "NOTHING")),
-    ((H,), ANY, ANY, "NEIGHBOUR LAUNCH_FAILED", ("GIVES_UP", False, "LAUNCH_ERROR")),
-    ((H,), ANY, ANY, "NEIGHBOUR RAISED", ("GIVES_UP", False, "NOTHING")),
-    (ANY, ANY, (DONE,), "", ("GIVES_UP", False, "NOTHING")),
+    ((H,), ANY, ANY, "NEIGHBOUR LAUNCH_FAILED", ("STAYS", False, "LAUNCH_ERROR")),
+    ((H,), ANY, ANY, "NEIGHBOUR RAISED", ("STAYS", False, "NOTHING")),
+    (ANY, ANY, (DONE,), "", ("STAYS", False, "NOTHING")),
     ((H,), ANY, ANY, "NEIGHBOUR", ("NEW_HOST", False, "NOTHING")),
     ((N,), (R,), ANY, "ATTEMPTS_LEFT RENEWS", ("ENV_AGAIN", False, "NOTHING")),
     ((N,), (R,), ANY, "ATTEMPTS_LEFT", ("RESET_AGAIN", False, "NOTHING")),
     ((V,), (R,), ANY, "LAUNCHING ATTEMPTS_LEFT", ("ENV_AGAIN", False, "NOTHING")),
     ((H,), (R,), ANY, "LAUNCHING ATTEMPTS_LEFT", ("HOST_AGAIN", False, "NOTHING")),
-    (ANY, ANY, ANY, "LAUNCHING", ("GIVES_UP", False, "LAUNCH_ERROR")),
-    (ANY, ANY, ANY, "RAISES", ("GIVES_UP", False, "FAILURE")),
+    (ANY, ANY, ANY, "LAUNCHING", ("STAYS", False, "LAUNCH_ERROR")),
+    (ANY, ANY, ANY, "RAISES", ("STAYS", False, "FAILURE")),
     (ANY, ANY, ANY, "EXHAUSTED IS_SPARE", ("CLOSES", True, "SPARE_DROPPED")),
     (ANY, ANY, ANY, "EXHAUSTED DROPS", ("CLOSES", True, "DROPPED")),
     (ANY, ANY, ANY, "EXHAUSTED", ("CLOSES", True, "EXHAUSTED")),
@@ -328,7 +328,7 @@ SCENARIOS: Mapping[str, tuple[str, Callable[[], None]]] = {
     ),
     "a call dies, reset meanwhile": ("NEW_HOST", lambda: play(alone(), call, reset, die)),
     "a call dies in launch": (
-        "GIVES_UP",
+        "STAYS",
         lambda: play(begin(Rig(1, policy=AGAIN)), reset_done, call, die),
     ),
     # between steps
@@ -336,9 +336,9 @@ SCENARIOS: Mapping[str, tuple[str, Callable[[], None]]] = {
     "dies idle, auto_reset off": ("NEW_HOST", lambda: play(alone(auto_reset=False), die)),
     "dies idle again": ("NEW_HOST", lambda: play(alone(), die, hello, reset_done, die)),
     "dies after an episode": ("NEW_HOST", lambda: play(alone(auto_reset=False), send(), ends, die)),
-    "dies when done": ("GIVES_UP", lambda: play(alone(episode_num=1), send(), ends, die)),
+    "dies when done": ("STAYS", lambda: play(alone(episode_num=1), send(), ends, die)),
     "dies when done, both": (
-        "NEW_HOST GIVES_UP",
+        "NEW_HOST STAYS",
         lambda: play(shared(episode_num=1), send(), ends, send(1), die),
     ),
     # in a reset and in a construction
@@ -373,11 +373,11 @@ SCENARIOS: Mapping[str, tuple[str, Callable[[], None]]] = {
     "a row raises": ("RESET", lambda: play(rows(), send(), fail())),
     # in launch
     "launch, construction": (
-        "GIVES_UP",
+        "STAYS",
         lambda: play(begin(Rig(1), begins=False), fail("construction")),
     ),
     "launch, dies in construction": (
-        "GIVES_UP GIVES_UP",
+        "STAYS STAYS",
         lambda: play(begin(Rig(2, num_workers=1), begins=False), die),
     ),
     "launch, reset again": (
@@ -389,11 +389,11 @@ SCENARIOS: Mapping[str, tuple[str, Callable[[], None]]] = {
         lambda: play(begin(Rig(2, num_workers=1, policy=AGAIN)), exits("reset")),
     ),
     "launch, dies in a reset": ("HOST_AGAIN", lambda: play(begin(Rig(1, policy=AGAIN)), die)),
-    "launch, dies after its reset": ("GIVES_UP", lambda: play(begin(Rig(1)), reset_done, die)),
+    "launch, dies after its reset": ("STAYS", lambda: play(begin(Rig(1)), reset_done, die)),
     # the end
-    "on_failure raise": ("GIVES_UP", lambda: play(alone(RAISE), send(), fail())),
+    "on_failure raise": ("STAYS", lambda: play(alone(RAISE), send(), fail())),
     "on_failure raise, both": (
-        "GIVES_UP GIVES_UP",
+        "STAYS STAYS",
         lambda: play(shared(RAISE), send(0), send(1), die),
     ),
     "exhausted": ("CLOSES", lambda: play(alone(NONE_ALLOWED), send(), fail())),
@@ -592,7 +592,7 @@ def is_left_out(repair: Repair, env: ManagedEnv, before: Before, lost: Lost) -> 
     assert (env.phase, env.host_id) == (before.phase, None)
 
 
-def is_given_up(repair: Repair, env: ManagedEnv, before: Before, lost: Lost) -> None:
+def stays_as_it_is(repair: Repair, env: ManagedEnv, before: Before, lost: Lost) -> None:
     assert env.generation == before.generation
     assert env.is_gone is (lost is not N)
     if lost is N:
@@ -677,7 +677,7 @@ def gets_spare(then: Phase) -> Callable[..., None]:
 CHECKS: Mapping[Follows, Callable[[Repair, ManagedEnv, Before, Lost], None]] = {
     Follows.CALL_ENDS: is_call_over,
     Follows.NOTHING: is_left_out,
-    Follows.GIVES_UP: is_given_up,
+    Follows.STAYS: stays_as_it_is,
     Follows.CLOSES: is_closed,
     Follows.RESET_AGAIN: pauses(Next.RESET, retries=True),
     Follows.ENV_AGAIN: pauses(Next.RENEW_ENV, retries=True),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from envmgr.core import ArrayBatch
-from envmgr.core.journal import Fate
+from envmgr.core.call_journal import Fate
 from envmgr.errors import ConfigError, EnvCrash, EnvRaised, EnvTimeout
 from envmgr.observing import episode_log
 from envmgr.observing.episode_log import EpisodeLog, plain

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from envmgr import make
 from envmgr.config import ManagerConfig
 from envmgr.core import ArrayBatch
-from envmgr.core.journal import Fate
+from envmgr.core.call_journal import Fate
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.normalizing import Normalization, normalization_of
 from envmgr.normalizing.moments import no_moments

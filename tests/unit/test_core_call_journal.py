@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr.core.journal import SignalFreeThread
+from envmgr.core.call_journal import SignalFreeThread
 from envmgr.journal import Journal
 from envmgr.spaces import codec_of
 from envmgr.spaces.interrupts import came_through_a_handler
