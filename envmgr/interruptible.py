@@ -12,6 +12,7 @@ import gc
 import math
 import sys
 import threading
+from _thread import start_new_thread
 from operator import methodcaller
 from time import monotonic
 from types import FrameType
@@ -49,19 +50,36 @@ def frames_of_threads() -> dict[int, FrameType]:
 def start_thread(thread: threading.Thread) -> None:
     """Start a thread; an exception that a signal handler raises meanwhile is passed on unchanged.
 
-    In that case the thread may or may not have been started.
+    In that case the thread either runs or was not started. `Thread.start` cannot promise that: if
+    the handler raises once the system has the new thread, it forgets that thread, which then ends
+    with a `KeyError` before it has run anything. So the main thread has another thread call it.
 
     Raises:
         RuntimeError: no thread can be started.
     """
-    handled = sys.exc_info()[1]
-    try:
+    if threading.current_thread() is not threading.main_thread():
         thread.start()
-    except RuntimeError as error:
-        interrupt = error.__context__
-        if interrupt is None or interrupt is handled:
-            raise
-        raise interrupt from None
+        return
+    called, errors, starters = InterruptibleEvent(), list[BaseException](), list[int]()
+
+    def start() -> None:
+        try:
+            thread.start()
+        except BaseException as error:  # MemoryError, too
+            errors.append(error)
+        finally:
+            called.set()
+
+    try:
+        # One call into C: an interrupt comes before the start or after it is noted.
+        starters.extend(map(start_new_thread, (start,), ((),)))
+        called.wait()
+    except BaseException:
+        if starters:
+            called.wait()
+        raise
+    if errors:
+        raise errors[0]
 
 
 def join_thread(thread: threading.Thread, timeout_s: float | None = None) -> None:

@@ -79,22 +79,40 @@ def interrupted_at(
     return bool(struck)
 
 
-@pytest.mark.parametrize("function", [threading.Condition.wait, threading.Condition._release_save])
+@pytest.mark.parametrize("function", [start_thread, InterruptibleEvent.wait])
 def test_a_thread_is_started_or_the_interrupt_comes_through(
     interrupts: None, function: Any
 ) -> None:
-    """`threading.Thread.start` waits with a condition for the thread to run."""
-    n_struck = 0
+    n_struck = n_started = 0
     for line in lines_of(function) * 5:  # a thread that runs at once is not waited for
-        go_on = threading.Lock()
-        go_on.acquire()
-        thread = threading.Thread(target=go_on.acquire)
+        thread = threading.Thread(target=list)
         n_struck += interrupted_at(function, line, lambda thread=thread: start_thread(thread))
-        go_on.release()
-        thread._started.wait()  # type: ignore[attr-defined] # it was, before the wait for it
-        thread.join()
-    if sys.version_info < (3, 13):
-        assert n_struck
+        if thread.ident is not None:
+            n_started += 1
+            thread.join()
+    assert n_struck
+    assert n_started
+
+
+def test_a_thread_that_the_system_has_runs_whatever_a_handler_raises_then(
+    interrupts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`threading.Thread.start` would forget it, and it would end before it has run anything."""
+    name = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
+    started = getattr(threading, name)
+
+    def start_and_strike(*args: Any, **kwargs: Any) -> Any:
+        ident = started(*args, **kwargs)
+        signal.raise_signal(signal.SIGALRM)
+        return ident
+
+    monkeypatch.setattr(threading, name, start_and_strike)
+    has_run = threading.Event()
+    thread = threading.Thread(target=has_run.set)
+    with pytest.raises(Interrupted):
+        start_thread(thread)
+    thread.join()
+    assert has_run.is_set()
 
 
 def test_where_no_thread_can_be_had_that_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
