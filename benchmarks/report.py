@@ -64,7 +64,7 @@ def terminal(results: Results) -> str:
         parts += [CASES[case].title, tables.plain(tables.case_table(results, case))]
         if tables.has_cpu(case):
             parts.append(tables.plain(tables.cpu_table(results, case)))
-    for title, _, table in _further(results):
+    for title, _, table in _further(results, results):
         parts += [title, tables.plain(table)]
     measured = tables.targets_table(results, only_measured=True)
     if measured[1:]:
@@ -106,7 +106,8 @@ def page(results: Results, plots: list[Path], targets: Results) -> str:
         "share of the rounds' median.",
         tables.markdown(tables.best_table(results)).rstrip(),
     ]
-    for title, text, table in _further(results):
+    beside = targets if targets.measurements else results
+    for title, text, table in _further(results, beside):
         parts += [f"## {title}", text, tables.markdown(table).rstrip()]
     for case in results.cases():
         parts += [f"## {CASES[case].title}", *_about(case)]
@@ -134,8 +135,13 @@ def _targets(results: Results, targets: Results) -> list[str]:
     ]
 
 
-def _further(results: Results) -> Iterator[tuple[str, str, tables.Table]]:
-    """Yield title, text and table of each comparison of several rows that has figures."""
+def _further(results: Results, beside: Results) -> Iterator[tuple[str, str, tables.Table]]:
+    """Yield title, text and table of each comparison of several rows that has figures.
+
+    Args:
+        results: of the run.
+        beside: those of the targets, which have what is reported beside them.
+    """
     for title, text, table in (
         (
             "Above a plain loop",
@@ -148,15 +154,16 @@ def _further(results: Results) -> Iterator[tuple[str, str, tables.Table]]:
         (
             "Ways to take a batch",
             "This table shows how much more CPU the trainer's side takes than with `send_arrays` "
-            "and `recv_arrays`, with null envs on 2 workers. The difference is split into a part "
-            "for each batch and a part for each env in it, computed from batches of two sizes.",
-            tables.doors_table(results),
+            "and `recv_arrays`, with null envs on 2 workers, measured with the targets. The "
+            "difference is split into a part for each batch and a part for each env in it, "
+            "computed from batches of two sizes.",
+            tables.doors_table(beside),
         ),
         (
             "Rows beside themselves",
-            "The same row is measured twice in each round. How far its two ratios are from 1 is "
-            "due to chance.",
-            tables.again_table(results),
+            "The same row is measured twice in each round, with the targets. How far its two "
+            "ratios are from 1 is due to chance.",
+            tables.again_table(beside),
         ),
     ):
         if table[1:]:
