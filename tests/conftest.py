@@ -20,16 +20,16 @@ import pytest
 
 from tests.leak_guard import LeakGuard
 
-# The asserts of helpers say what they found, and count under `python -O`, as those of tests do.
-pytest.register_assert_rewrite(
-    "tests.contract", "tests.faults", "tests.fuzz", "tests.property", "tests.unit"
-)
-
 # The machine under the tests is slow or busy now and then: only pytest's own timeout counts.
 hypothesis.settings.register_profile("envmgr", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("envmgr")
 
 _TESTS = Path(__file__).resolve().parent
+
+# The asserts of helpers say what they found, and count under `python -O`, as those of tests do.
+_helpers = {f"tests.{path.stem}" for path in _TESTS.iterdir()} - sys.modules.keys()
+pytest.register_assert_rewrite(*_helpers)
+
 _SOAK = _TESTS.parent / "soak"
 _guard = LeakGuard()
 
