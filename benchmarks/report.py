@@ -90,7 +90,7 @@ def page(results: Results, plots: list[Path], targets: Results) -> str:
         "a multiple of that of Gymnasium's AsyncVectorEnv, unless the text above a table says "
         "otherwise, and the share of the ideal where a case has one. Both are computed within "
         "each round before the median is taken. Bold marks the fastest row of a column.",
-        _machine(results),
+        _machine(results if results.measurements else targets),
         "## Targets",
         *_targets(results, targets),
         "## What bounds it",
@@ -128,8 +128,8 @@ def _targets(results: Results, targets: Results) -> list[str]:
     if not targets.measurements:
         return [tables.markdown(tables.targets_table(results)).rstrip()]
     return [
-        "These were measured in a run of their own, `make bench ARGS=--targets`, in more rounds; "
-        "its results are in [targets.json](targets.json). The last row is of the run above.",
+        "These were measured in a run of their own, `make bench ARGS=--targets`, the results of "
+        "which are in [targets.json](targets.json). The last row is of the run above.",
         "\n".join((*_hardware(targets), *map(_run_text, targets.runs))),
         tables.markdown(tables.targets_table(targets, of_all=results)).rstrip(),
     ]

@@ -13,10 +13,13 @@ import math
 import sys
 import threading
 from _thread import start_new_thread
+from collections.abc import Callable
 from operator import methodcaller
 from time import monotonic
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
 
 _LOOK_EVERY_S = 0.05
 
@@ -60,26 +63,16 @@ def start_thread(thread: threading.Thread) -> None:
     if threading.current_thread() is not threading.main_thread():
         thread.start()
         return
-    called, errors, starters = InterruptibleEvent(), list[BaseException](), list[int]()
-
-    def start() -> None:
-        try:
-            thread.start()
-        except BaseException as error:  # MemoryError, too
-            errors.append(error)
-        finally:
-            called.set()
-
+    task, starters = Task(thread.start), list[int]()
     try:
         # One call into C: an interrupt comes before the start or after it is noted.
-        starters.extend(map(start_new_thread, (start,), ((),)))
-        called.wait()
+        starters.extend(map(start_new_thread, (task.run,), ((),)))
+        task.wait()
     except BaseException:
         if starters:
-            called.wait()
+            task.wait()
         raise
-    if errors:
-        raise errors[0]
+    task.outcome()
 
 
 def join_thread(thread: threading.Thread, timeout_s: float | None = None) -> None:
@@ -179,3 +172,32 @@ class InterruptibleEvent:
             self._lock.release()
         except RuntimeError:  # another thread has done so
             return
+
+
+class Task(Generic[T]):
+    """Something that another thread does once, and what came of it."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._job = job
+        self._ended = InterruptibleEvent()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run the job."""
+        try:
+            self._result = self._job()
+        except BaseException as error:
+            self._error = error
+        self._ended.set()
+
+    def wait(self) -> None:
+        """Wait until the job is done; signal handlers run meanwhile."""
+        self._ended.wait()
+
+    def outcome(self) -> T:
+        """Return what the job returned, or raise what it raised."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._result  # type: ignore[return-value]

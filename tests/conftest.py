@@ -30,7 +30,7 @@ _TESTS = Path(__file__).resolve().parent
 _helpers = {f"tests.{path.stem}" for path in _TESTS.iterdir()} - sys.modules.keys()
 pytest.register_assert_rewrite(*_helpers)
 
-_SOAK = _TESTS.parent / "soak"
+_SOAK, _BENCHMARKS = _TESTS.parent / "soak", _TESTS.parent / "benchmarks"
 _guard = LeakGuard()
 
 # Workers that multiprocessing's fork server forks need not import the same again, each by itself.
@@ -140,11 +140,21 @@ def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
 @pytest.fixture
 def soak(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Return what imports a module of `soak/`, as its scripts do."""
+    yield from _imports_from(_SOAK, monkeypatch)
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Return what imports a module of `benchmarks/`, as its scripts do."""
+    yield from _imports_from(_BENCHMARKS, monkeypatch)
+
+
+def _imports_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(_SOAK))
+    monkeypatch.syspath_prepend(str(folder))
     yield importlib.import_module
     for name in set(sys.modules) - before:
-        if str(_SOAK) in (getattr(sys.modules[name], "__file__", None) or ""):
+        if str(folder) in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
 
 

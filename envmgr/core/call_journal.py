@@ -13,9 +13,9 @@ import queue
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
+from envmgr.interruptible import Task, join_thread, start_thread
 from envmgr.journal import Journal
 from envmgr.transport.process.threads import thread_name
 
@@ -125,35 +125,6 @@ def is_run(frame: FrameType | None) -> bool:
     return False
 
 
-class _Task(Generic[T]):
-    """Something to be done once, and what came of it."""
-
-    def __init__(self, job: Callable[[], T]) -> None:
-        self._job = job
-        self._ended = InterruptibleEvent()
-        self._result: T | None = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Run the job."""
-        try:
-            self._result = self._job()
-        except BaseException as error:
-            self._error = error
-        self._ended.set()
-
-    def wait(self) -> None:
-        """Wait until the job is done; signal handlers run meanwhile."""
-        self._ended.wait()
-
-    def outcome(self) -> T:
-        """Return what the job returned, or raise what it raised."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        return self._result  # type: ignore[return-value]
-
-
 class _Thread(threading.Thread):
     """A thread in which no signal handler runs.
 
@@ -173,7 +144,7 @@ class SignalFreeThread:
     """
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[_Task[Any] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
         self._running = threading.Lock()
         self._thread: threading.Thread | None = None
         self._has_ended = False
@@ -196,7 +167,7 @@ class SignalFreeThread:
                 if threading.main_thread().is_alive():
                     raise
                 return job()  # in an exit handler: Python 3.12 starts no thread there
-        task = _Task(job)
+        task = Task(job)
         self._tasks.put(task)
         task.wait()
         return task.outcome()

@@ -42,7 +42,7 @@ Make = Callable[[], attacks.Subject]
 
 
 class Attack(NamedTuple):
-    """What is attacked, in a process of its own.
+    """What one process attacks at a time.
 
     Attributes:
         name: of the figures.
