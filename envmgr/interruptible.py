@@ -13,6 +13,7 @@ import math
 import sys
 import threading
 from _thread import start_new_thread
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import methodcaller
 from time import monotonic
@@ -73,6 +74,46 @@ def start_thread(thread: threading.Thread) -> None:
             task.wait()
         raise
     task.outcome()
+
+
+class SoleThread(ABC):
+    """Something that one thread does, whatever has interrupted those who had it started.
+
+    An interrupt may come when the thread runs and its starter has not noted it yet, so that it is
+    started once more. Therefore the thread notes itself, and a second one ends at once.
+
+    Args:
+        name: the name of the thread.
+
+    Attributes:
+        thread: the thread; None before there is one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.thread: threading.Thread | None = None
+        self._name = name
+        self._is_taken = threading.Lock()
+
+    def start(self) -> None:
+        """Start the thread, unless it was started.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        if self.thread is None:
+            thread = threading.Thread(target=self._run_once, name=self._name, daemon=True)
+            start_thread(thread)
+            if self.thread is None:
+                self.thread = thread
+
+    def _run_once(self) -> None:
+        if self._is_taken.acquire(blocking=False):
+            self.thread = threading.current_thread()
+            self._run()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Do what the thread is for."""
 
 
 def join_thread(thread: threading.Thread, timeout_s: float | None = None) -> None:

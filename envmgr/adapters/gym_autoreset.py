@@ -140,7 +140,7 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         self._call.refuse("reset_async")
         arguments = self._reset_arguments(seed, options)
         self._resetting = resetting = InThread(functools.partial(self._reset, *arguments))
-        resetting.begin()
+        resetting.start()
 
     def reset_wait(self, timeout: float | None = None) -> GymReset:
         """Return the result of the last `reset_async`.

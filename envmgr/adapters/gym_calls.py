@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 
-from envmgr.interruptible import InterruptibleEvent, start_thread
+from envmgr.interruptible import InterruptibleEvent, SoleThread
 
 
 class CallTimeoutError(multiprocessing.TimeoutError, TimeoutError):
@@ -84,42 +83,35 @@ class PendingCall:
 _OR_RESET = ", or, if Ctrl-C has ended `step()`, discard it with `reset()`"
 
 
-class InThread:
+class InThread(SoleThread):
     """A function that runs in a thread, once, and whose result is kept.
 
     The object is stored before the function begins, so that after Ctrl-C the function can be begun,
     or waited for, again.
 
     Args:
-        run: the function.
+        function: the function.
 
     Attributes:
         value: what the function returned.
         error: what it raised.
     """
 
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self._run = run
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__("envmgr-reset")
+        self._function = function
         self.value: Any = None
         self.error: BaseException | None = None
-        self._has_begun = threading.Lock()
         self._has_ended = InterruptibleEvent()
 
-    def begin(self) -> None:
-        """Begin the function in a thread, unless it has begun."""
-        if not self._has_begun.locked():
-            start_thread(threading.Thread(target=self._main, name="envmgr-reset", daemon=True))
-
-    def _main(self) -> None:
-        if not self._has_begun.acquire(blocking=False):
-            return  # Ctrl-C came when a thread had been started, and before it was known to run
+    def _run(self) -> None:
         try:
-            self.value = self._run()
+            self.value = self._function()
         except BaseException as error:  # raised in the thread that asks for the result
             self.error = error
         self._has_ended.set()
 
     def has_ended(self, timeout_s: float | None = None) -> bool:
         """Wait for the function for at most `timeout_s`, and return whether it has ended."""
-        self.begin()
+        self.start()
         return self._has_ended.wait(timeout_s)

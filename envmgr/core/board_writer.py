@@ -22,7 +22,7 @@ import numpy as np
 from envmgr.core.activities import activities_of
 from envmgr.core.engine import Engine, Follower
 from envmgr.errors import EnvFailure
-from envmgr.interruptible import frames_of_threads, join_thread, start_thread
+from envmgr.interruptible import SoleThread, frames_of_threads, join_thread
 from envmgr.texts import logged
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process.threads import thread_name
@@ -46,7 +46,7 @@ _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _COMMANDS = f"{_OURS}cli{os.sep}"
 
 
-class BoardWriter:
+class BoardWriter(SoleThread):
     """The writer of an engine's board.
 
     If no fd or thread can be had for it, there is no board, and everything else goes on.
@@ -59,11 +59,11 @@ class BoardWriter:
     """
 
     def __init__(self, kind: str, clock: Clock) -> None:
+        super().__init__(thread_name("board of the envs"))
         self.followers: list[Follower] = []
         self._kind = kind
         self._clock = clock
         self._posted: PostedBoard | None = None
-        self._thread: threading.Thread | None = None
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._tokens = np.empty(0, np.uint64)
         self._latest: EnvFailure | None = None
@@ -94,11 +94,7 @@ class BoardWriter:
             if (board := posted.board) is not None:
                 board.since[...] = board.call_since[...] = self._clock()
             self.look()
-            thread = threading.Thread(
-                target=self._run, name=thread_name("board of the envs"), daemon=True
-            )
-            start_thread(thread)
-            self._thread = thread
+            self.start()
         except (OSError, RuntimeError, ValueError) as error:
             logged(logging.DEBUG, "there is no board of this manager: %s", error)
             self._close()
@@ -107,7 +103,7 @@ class BoardWriter:
         """Let go of the board; idempotent."""
         for follower in self.followers:
             follower.end()
-        thread = self._thread
+        thread = self.thread
         self._ended.put(None)
         if thread is not None and thread is not threading.current_thread():
             join_thread(thread)

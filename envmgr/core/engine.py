@@ -40,7 +40,7 @@ from envmgr.errors import (
     NothingReadyError,
     OutOfMemoryError,
 )
-from envmgr.interruptible import join_thread, start_thread
+from envmgr.interruptible import SoleThread, join_thread
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.shared_caps import SharedUnits
@@ -300,7 +300,7 @@ DEATH_INTERVAL_S = 0.002
 whether the caller has gone."""
 
 
-class Background:
+class Background(SoleThread):
     """The thread that carries work on while the caller is away.
 
     It sleeps until there is such work (`dormant`) or a worker has died, then watches the hosts
@@ -309,10 +309,10 @@ class Background:
 
     Attributes:
         dormant: whether it sleeps until it is told of work, or a worker dies.
-        thread: the thread; None until there is work for it.
     """
 
     def __init__(self, engine: Engine, lock: threading.RLock) -> None:
+        super().__init__(thread_name("resets and repairs"))
         self._engine = engine
         self._lock = lock
         self._doorbell = Waker()
@@ -321,7 +321,6 @@ class Background:
         self._interval_s = MIN_INTERVAL_S
         self._seen_changes = 0
         self._ending = False
-        self.thread: threading.Thread | None = None
 
     def arm(self) -> None:
         """Wake the thread if there is work that it would not see soon. Called without the lock."""
@@ -332,12 +331,7 @@ class Background:
             self.dormant = False
             try:
                 self._doorbell.wake()
-                if self.thread is None:
-                    thread = threading.Thread(
-                        target=self._run, name=thread_name("resets and repairs"), daemon=True
-                    )
-                    start_thread(thread)
-                    self.thread = thread
+                self.start()
             except RuntimeError as error:  # no thread can be had: the next call tries again
                 self.dormant = True
                 text = "resets and repairs wait for the next call: %s"

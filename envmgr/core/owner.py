@@ -32,7 +32,7 @@ from envmgr.core.engine import CLOSED, LOOK_EVERY_S, MIN_INTERVAL_S, WARN_EVERY_
 from envmgr.core.phases import Phase
 from envmgr.core.slots import Slots
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
-from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
+from envmgr.interruptible import InterruptibleEvent, SoleThread, join_thread
 from envmgr.texts import logged
 from envmgr.transport.base import at_most
 from envmgr.transport.process.threads import thread_name
@@ -100,15 +100,15 @@ class AwaitedCall:
         self.returned: HandedOut | None = None
 
 
-class Owner:
+class Owner(SoleThread):
     """The owner of an engine, which is also the engine's background thread.
 
     Args:
         on_owed: called with the envs whose timesteps were handed out and will be once more.
 
     Attributes:
-        thread: the thread; None before `start`.
         dormant: always False: each call for batches wakes the thread.
+        runs_envs: whether the code of envs runs in this thread.
         owed: timesteps that were handed out to nobody, and are to be owed again; see `take_back`.
     """
 
@@ -121,6 +121,9 @@ class Owner:
         slots: Slots,
         on_owed: Sequence[Callable[[list[int]], None]] = (),
     ) -> None:
+        # The name says whether the thread may exist when somebody forks.
+        self.runs_envs = not engine.transport.works_alone
+        super().__init__("envmgr-envs" if self.runs_envs else thread_name("leases"))
         self.slots = slots
         self._on_owed = on_owed
         self._engine = engine
@@ -128,7 +131,6 @@ class Owner:
         self._doorbell = Waker()
         self._news = Waker()
         self._is_followed = False
-        self.thread: threading.Thread | None = None
         self._returned: HandedOut | None = None  # by the call for batches that ended last
         self.owed: deque[HandedOut] = deque()
         self._ending = False
@@ -147,26 +149,6 @@ class Owner:
         self._untaken: deque[weakref.ref[AwaitedCall]] = deque()
         self._awaits_taking = False
         self._has_engine = InterruptibleEvent()
-        self._served = threading.Lock()
-
-    @property
-    def runs_envs(self) -> bool:
-        """Whether the code of envs runs in this thread."""
-        return not self._engine.transport.works_alone
-
-    def start(self) -> None:
-        """Start the thread, if need be; it takes the engine over when no call is under way.
-
-        Raises:
-            RuntimeError: no thread can be started.
-        """
-        if self.thread is None:
-            # The name says whether the thread may exist when somebody forks.
-            name = "envmgr-envs" if self.runs_envs else thread_name("leases")
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            start_thread(thread)
-            if self.thread is None:  # it says so itself, whatever has interrupted this
-                self.thread = thread
 
     def await_engine(self) -> None:
         """Wait until the thread has taken the engine over, or has ended."""
@@ -367,9 +349,6 @@ class Owner:
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        if not self._served.acquire(blocking=False):
-            return  # an interrupted `start` has left two of these threads
-        self.thread = threading.current_thread()
         try:
             if self._take_over():
                 self._serve()
@@ -444,8 +423,8 @@ class Owner:
         held = self._held()
         self.settle_owed()
         limits, beside = supervisor.hosts.limits, self._beside
-        now, runs_envs = limits.clock(), not transport.works_alone
-        is_full = self._has_news or runs_envs or limits.earliest <= now
+        now = limits.clock()
+        is_full = self._has_news or self.runs_envs or limits.earliest <= now
         if is_full:
             self._has_news = False  # first: `arm` says that there is more
             engine.collect_as_owner()
@@ -468,7 +447,7 @@ class Owner:
             seconds = max(until - now, 0.0)
         if is_returning:
             seconds = min(seconds, _LOOK_RETURNING_S)
-        if runs_envs and supervisor.table.phases.column.translate(None, _NOT_RUN_HERE):
+        if self.runs_envs and supervisor.table.phases.column.translate(None, _NOT_RUN_HERE):
             is_new, self._has_run = not self._has_run, True
             return is_new, min(seconds, _LOOK_INLINE_S)  # of a pool, results may come by and by
         self._has_run = False

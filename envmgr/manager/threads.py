@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from envmgr.interruptible import join_thread, start_thread
+from envmgr.interruptible import SoleThread, join_thread, start_thread
 from envmgr.manager.awaiting import signal_here
 from envmgr.transport.process.threads import thread_name
 
@@ -107,12 +107,12 @@ async def _hurry(function: Callable[[], None] | None, name: str) -> None:
         await job.done.wait_through()
 
 
-class CallThread:
+class CallThread(SoleThread):
     """A thread that makes calls for batches on behalf of coroutines, one after another."""
 
     def __init__(self) -> None:
+        super().__init__(thread_name("calls of coroutines"))
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
         self.is_busy = False
 
     async def run(
@@ -130,12 +130,7 @@ class CallThread:
             undo: takes back what the call has returned.
             taken: called when the call is not to be undone any more.
         """
-        if self._thread is None:
-            thread = threading.Thread(
-                target=self._serve, name=thread_name("calls of coroutines"), daemon=True
-            )
-            start_thread(thread)
-            self._thread = thread
+        self.start()
         job = _Job(call)
         self._jobs.put(job)
         try:
@@ -157,13 +152,13 @@ class CallThread:
 
     def end(self) -> None:
         """End the thread, once it has made its calls."""
-        thread, self._thread = self._thread, None
+        thread = self.thread
         if thread is not None:
             self._jobs.put(None)
             if thread is not threading.current_thread():
                 join_thread(thread)
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
             del job

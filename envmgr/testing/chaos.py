@@ -260,7 +260,11 @@ class Saboteur:
         self._due_s = self._clock() + self._interval_s
         self._stopping = InterruptibleEvent()
         self._thread = threading.Thread(target=self._run, name="envmgr-saboteur", daemon=True)
-        start_thread(self._thread)
+        try:
+            start_thread(self._thread)
+        except BaseException:  # then `__exit__` is not called
+            self._stopping.set()
+            raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:

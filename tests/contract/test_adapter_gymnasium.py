@@ -33,8 +33,7 @@ from gymnasium.error import (
 )
 from gymnasium.vector import AutoresetMode
 
-from envmgr import as_gymnasium
-from envmgr.adapters import gym_calls
+from envmgr import as_gymnasium, interruptible
 from envmgr.adapters.gymnasium import (
     EnvmgrVectorEnv,
     ManagerVectorEnv,
@@ -674,7 +673,7 @@ def test_a_reset_that_ctrl_c_has_ended_is_not_begun_by_close(
 
     envs = vector_env(env=Told)
     with monkeypatch.context() as patch:
-        patch.setattr(gym_calls, "start_thread", interrupted)
+        patch.setattr(interruptible, "start_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.reset_async()
     with pytest.warns(UserWarning, match="pending call to `reset`"):

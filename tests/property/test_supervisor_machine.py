@@ -1023,4 +1023,5 @@ def test_every_edge_of_the_table_was_taken() -> None:
 @pytest.mark.skipif(PROFILE != "long", reason="a short search does not come everywhere")
 def test_envs_were_reset_in_every_state_and_work() -> None:
     assert {state for state, _ in MET} == set(EnvState) - {EnvState.VOID}
-    assert {work for _, work in MET} == set(Phase)
+    # To the moves, a posted step is one under way like any other: see `Rig.phase`.
+    assert {work for _, work in MET} == set(Phase) - {Phase.POSTED}

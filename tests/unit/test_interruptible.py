@@ -22,6 +22,7 @@ import envmgr
 from envmgr import interruptible
 from envmgr.interruptible import (
     InterruptibleEvent,
+    SoleThread,
     frames_of_threads,
     join_thread,
     start_thread,
@@ -39,6 +40,19 @@ ELSEWHERE = {
     "transport/ray/actor_calls.py",
     "worker/event_loop.py",
     "worker/process.py",
+}
+
+# Who starts threads without a SoleThread, and why it harms nothing there if an interrupt comes
+# between the start and the next line.
+STARTED_OTHERWISE = {
+    "adapters/openenv.py": "nobody waits for it",
+    "core/call_journal.py": "where there are two, they take turns, and each has the other one end",
+    "manager/threads.py": "it runs one function, and nobody else starts it",
+    "testing/chaos.py": "it is told to end then",
+    "transport/process/threads.py": "nobody waits for it",
+    "transport/ray/cluster.py": "the connection counts as one that somebody else has made",
+    "transport/ray/trainer_calls.py": "launches are not interrupted there",
+    "transport/thread.py": "launches and renewals are not interrupted there",
 }
 
 
@@ -113,6 +127,48 @@ def test_a_thread_that_the_system_has_runs_whatever_a_handler_raises_then(
         start_thread(thread)
     thread.join()
     assert has_run.is_set()
+
+
+class Counted(SoleThread):
+    """A thread that notes itself as late as can be, and runs until it is told to end."""
+
+    def __init__(self) -> None:
+        super().__init__("counted")
+        self.ran: list[threading.Thread] = []
+        self.may_begin, self.ending = InterruptibleEvent(), InterruptibleEvent()
+
+    def _run_once(self) -> None:
+        self.may_begin.wait()
+        super()._run_once()
+
+    def _run(self) -> None:
+        self.ran.append(threading.current_thread())
+        self.ending.wait()
+
+
+@pytest.mark.parametrize("function", [SoleThread.start, start_thread, InterruptibleEvent.wait])
+def test_there_is_one_thread_whatever_has_interrupted_its_start(
+    interrupts: None, function: Any
+) -> None:
+    """Two would share what wakes one of them: a Background's doorbell, for example."""
+    n_struck, most = 0, 0
+    for line in lines_of(function) * 5:
+        counted = Counted()
+        n_struck += interrupted_at(function, line, counted.start)
+        counted.start()
+        started = {thread for thread in threading.enumerate() if thread.name == "counted"}
+        counted.may_begin.set()
+        while not counted.ran:
+            time.sleep(0.001)
+        for thread in started - {counted.ran[0]}:
+            thread.join()
+        counted.start()
+        assert counted.ran == [counted.thread]
+        counted.ending.set()
+        join_thread(counted.ran[0])
+        most = max(most, len(started))
+    assert n_struck
+    assert most == 2 or function is InterruptibleEvent.wait  # which is not always waited in
 
 
 def test_where_no_thread_can_be_had_that_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,3 +357,13 @@ def test_nothing_of_envmgr_waits_otherwise() -> None:
         if found.search(path.read_text())
     }
     assert waiting == ELSEWHERE | {"interruptible.py"}
+
+
+def test_who_starts_a_thread_can_be_interrupted_then() -> None:
+    """A `SoleThread`, or harmless: see `STARTED_OTHERWISE`."""
+    starting = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if "start_thread(" in path.read_text()
+    }
+    assert starting == STARTED_OTHERWISE.keys() | {"interruptible.py"}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
 
 from envmgr.core.statistics import Moment, Statistics
 from envmgr.errors import ConfigError
-from envmgr.testing import Saboteur
+from envmgr.testing import Saboteur, chaos
 from envmgr.testing.chaos import send_signal, spread
 from envmgr.testing.injuries import KINDS, signal_of
 from tests.fakes import FakeClock
@@ -180,6 +181,21 @@ def test_what_cannot_be_done_is_refused() -> None:
         Setting(kinds=())
     with pytest.raises(ConfigError, match="rate_hz is 0"):
         Setting(rate_hz=0.0)
+
+
+def test_an_interrupt_at_the_beginning_ends_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else would: `with` does not call `__exit__` then."""
+
+    def start_and_strike(thread: threading.Thread) -> None:
+        thread.start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chaos, "start_thread", start_and_strike)
+    saboteur = Setting().saboteur
+    with pytest.raises(KeyboardInterrupt), saboteur:
+        pass
+    assert saboteur._thread is not None
+    saboteur._thread.join()
 
 
 def test_each_kind_has_a_signal_of_its_own() -> None:
