@@ -26,9 +26,10 @@ WITH ?=
 SUITES ?= .venv-suites
 
 MATRIX = 3.10 3.11 3.12 3.13 3.14
-# The oldest Python of the matrix runs with the oldest numpy and gymnasium that setup.cfg allows.
+# The oldest Python of the matrix runs with the oldest dependencies that setup.cfg allows.
 OLDEST_PYTHON = 3.10
-OLDEST = numpy==1.26.* gymnasium==1.1.*
+OLDEST = numpy==1.26.* gymnasium==1.1.* click==8.1.* cloudpickle==3.0.* easydict==1.10 msgspec==0.19.* \
+  pygal==3.0.5 pyyaml==6.0.* rich==13.0.* tomli==2.0.*
 
 RAY_VENV ?= .venv-ray
 # OpenEnv and TRL, which bring a hundred packages.
@@ -167,7 +168,7 @@ dist: $(DIST_VENV)/.dist  ## build the sdist, the wheel with C and the one witho
 
 clean:  ## remove caches and build outputs
 	@echo "==> removing caches and build outputs"
-	@rm -rf build dist envmgr.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf build dist rl_env_manager.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean  ## remove the virtual environments as well

@@ -55,6 +55,10 @@ MOST_AUDITED_PER_S = 50_000
 """How many steps of CartPole `envmgr chaos` takes in a second, on a fast machine."""
 
 
+IMPORT_TORCH = ("stable_baselines3", "tianshou", "torch", "torchrl", "tree")
+"""What imports PyTorch; `tree` comes with RLlib, whose own module comes with Ray."""
+
+
 def _params(things: list[Any]) -> list[Any]:
     return [pytest.param(thing, id=str(thing), marks=[*_needs(thing)]) for thing in things]
 
@@ -65,6 +69,8 @@ def _needs(thing: Any) -> Iterator[pytest.MarkDecorator]:
             yield pytest.mark.v2
         trainer = block.marks.get("needs")
         if trainer is not None:
+            if trainer.partition(">=")[0] in IMPORT_TORCH:
+                yield pytest.mark.torch
             yield pytest.mark.skipif(not _is_installed(trainer), reason=f"{trainer} is not there")
 
 

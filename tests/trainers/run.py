@@ -15,6 +15,7 @@ A SUITE is the name of a YAML file in this folder (without `.yaml`):
     not_run: {"tests/vector/test_x.py::test_z": why it is not run}
     needs: [torch]
     ours: [test_cleanrl_ppo.py]             # of this folder; run after them, as they are
+    examples: [stable-baselines3]           # pages of docs/guide, whose examples are run as well
     like: gymnasium                         # a suite that says what this one does not
 
 Exit code 1 if a test fails that is not named, or if a reason is given for a test that passes.
@@ -112,7 +113,7 @@ def environment(folder: Path, suite: dict[str, Any], torch: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     if "torch" in suite.get("needs", []):
         pip(python, "install", *torch.split())
-    pip(python, "install", "-r", str(requirements), "pytest>=8", "pytest-timeout")
+    pip(python, "install", "-r", str(requirements), "pytest>=8", "pytest-timeout", "hypothesis")
     if "no_deps" in suite:
         pip(python, "install", "--no-deps", suite["no_deps"])
     pip(python, "install", "-e", str(ROOT))
@@ -132,6 +133,8 @@ def run_suite(name: str, suite: dict[str, Any], folder: Path, python: Path) -> d
     found = run_theirs(suite, folder, python) if "files" in suite else {"tests": {}, "stale": []}
     for file in suite.get("ours", []):
         found["tests"][file] = run_ours(file, python)
+    for page in suite.get("examples", []):
+        found["tests"][f"examples of {page}.md"] = run_examples(page, python)
     counts = Counter(test["outcome"] for test in found["tests"].values())
     each = ", ".join(f"{counts[what]} {what}" for what in ("passed", "named", "not run"))
     print(f"==> {name}: {each}, {counts['failed']} FAILED")
@@ -166,9 +169,19 @@ def run_theirs(suite: dict[str, Any], folder: Path, python: Path) -> dict[str, A
 
 def run_ours(file: str, python: Path) -> dict[str, str]:
     """Run tests of this folder and return what became of them, as one."""
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
-    command += ["--rootdir", HERE, "-c", os.devnull, HERE / file]
-    done = subprocess.run(command, check=False)
+    return run_pytest(python, "--noconftest", "--rootdir", HERE, "-c", os.devnull, HERE / file)
+
+
+def run_examples(page: str, python: Path) -> dict[str, str]:
+    """Run the examples of a page of the guide and return what became of them, as one."""
+    tests = ROOT / "tests" / "docs" / "test_examples.py"
+    return run_pytest(python, "--rootdir", ROOT, tests, "-k", f"guide/{page}.md")
+
+
+def run_pytest(python: Path, *arguments: Any) -> dict[str, str]:
+    """Run tests of ours and return what became of them, as one."""
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=ROOT, check=False)
     return {"outcome": "failed" if done.returncode else "passed", "reason": "see above"}
 
 
