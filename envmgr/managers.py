@@ -59,6 +59,7 @@ class EnvManagerV2(BaseEnvManager):
     if TYPE_CHECKING:
         ready_obs: Any
         step: Any
+        send: Any
         recv: Any
         aready_obs: Any
         astep: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 from typing import Any
 
 from envmgr.errors import MissingDependencyError
@@ -27,13 +28,28 @@ def imported(module: str, needs: str, *, extra: str = "", note: str = "") -> Any
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        name = module.partition(".")[0]
-        how = f"Install it: pip install {name}"
-        if extra:
-            how = f"Install the extra {extra}: pip install '{DISTRIBUTION}[{extra}]'"
-        raise MissingDependencyError(
-            f"{needs}, which is not installed, or cannot be loaded ({error}). {how}{note}"
-        ) from error
+        package = module.partition(".")[0]
+        raise missing(needs, error, package=package, extra=extra, note=note) from error
+
+
+def missing(
+    needs: str, error: ImportError | str, *, package: str = "", extra: str = "", note: str = ""
+) -> MissingDependencyError:
+    """Return the error for an optional package that cannot be imported.
+
+    Args:
+        needs: what needs which package: the beginning of the error's sentence.
+        error: why it cannot be imported.
+        package: what pip is to install if there is no extra, such as "tianshou>=2.0".
+        extra: the extra of envmgr that installs the package.
+        note: what else the user should know, for the end of the message.
+    """
+    how = f"Install it: pip install {shlex.quote(package)}"
+    if extra:
+        how = f"Install the extra {extra}: pip install '{DISTRIBUTION}[{extra}]'"
+    return MissingDependencyError(
+        f"{needs}, which is not installed, or cannot be loaded ({error}). {how}{note}"
+    )
 
 
 def own_part(module: str, needs: str) -> Any:

@@ -109,7 +109,7 @@ def make(
     type: Literal["base_v2", "subprocess_v2", "async_subprocess_v2"],
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Any] = (),
-    **cfg: Any,
+    **cfg: Unpack[ManagerKeys],
 ) -> EnvManagerV2: ...
 
 

@@ -23,13 +23,13 @@ _RUNS = (
     ),
     (
         "together",
-        "configs/uneven_async.yaml --steps 1500 --set manager.type=subprocess "
+        "configs/uneven_async.yaml --steps 6000 --set manager.type=subprocess "
         "--set manager.wait_num=.inf",
         "the same envs in synchronous steps: all wait for the slowest.",
     ),
     (
         "fragile",
-        "configs/fragile.yaml --episodes 60",
+        "configs/fragile.yaml --episodes 600",
         "envs that raise, crash and hang, and a manager that goes on.",
     ),
 )

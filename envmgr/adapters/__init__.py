@@ -9,7 +9,6 @@ them need is here once:
   episodes have ended.
 - `on_failure` handles failed envs: `plain_info` removes the manager's own keys from an info and
   turns errors into text; `raise_in_trainer` implements `on_failure="raise"`.
-- `requirements.missing` returns the error for a trainer that is not installed.
 
 Each module imports its trainer at its top; nothing imports the module before it is needed.
 """

@@ -19,11 +19,11 @@ from typing_extensions import Never
 from envmgr import managers
 from envmgr.adapters.ding_timesteps import CompletedDicts, CompletedTrees, Ends
 from envmgr.adapters.on_failure import raise_in_trainer
-from envmgr.adapters.requirements import missing
 from envmgr.config import EasyDict
 from envmgr.env.gym_spaces import own_space
 from envmgr.errors import EnvFailure, EnvManagerError, ManagerClosedError, StateError
 from envmgr.manager import EnvManager
+from envmgr.optional_packages import missing
 from envmgr.seeding import seeds_by_env
 from envmgr.types import EnvFactory
 from envmgr.views import DictView, TreeView
@@ -33,7 +33,9 @@ try:
     from ding.utils import ENV_MANAGER_REGISTRY as DINGS_REGISTRY
     from gym import spaces as gym_spaces
 except ImportError as error:
-    raise missing("envmgr.adapters.ding", "DI-engine>=0.5.3", error) from error
+    raise missing(
+        "envmgr.adapters.ding needs DI-engine>=0.5.3", error, package="DI-engine>=0.5.3"
+    ) from error
 
 _OF_THE_REGISTRY = ("type", "import_names")
 """Keys that say which class to build, and mean nothing to the class itself."""

@@ -26,13 +26,12 @@ from envmgr.errors import (
     FailuresExhaustedError,
     LeaseEndedError,
     ManagerClosedError,
-    MissingDependencyError,
 )
 from envmgr.interruptible import start_thread
 from envmgr.manager import EnvManager
 from envmgr.manager.leases import AsyncSlot, Lease, Slot
 from envmgr.manager.threads import LAUNCHING, in_thread
-from envmgr.optional_packages import DISTRIBUTION
+from envmgr.optional_packages import missing
 from envmgr.outcomes import failure_in
 from envmgr.shortcuts import create_env_manager
 from envmgr.types import EnvTimestep
@@ -40,10 +39,7 @@ from envmgr.types import EnvTimestep
 try:
     from openenv.core.env_server.interfaces import Environment
 except ImportError as error:
-    raise MissingDependencyError(
-        "envmgr.adapters.openenv needs openenv>=0.10, which is not installed, or cannot be loaded "
-        f"({error}). Install the extra openenv: pip install '{DISTRIBUTION}[openenv]'"
-    ) from error
+    raise missing("envmgr.adapters.openenv needs openenv>=0.10", error, extra="openenv") from error
 
 __all__ = ["isolated"]
 

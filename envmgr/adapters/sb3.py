@@ -13,7 +13,6 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 
 from envmgr.adapters import env_functions
 from envmgr.adapters.batches import FixedBatches
-from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows
 from envmgr.errors import (
     ConfigError,
@@ -22,6 +21,7 @@ from envmgr.errors import (
     UnknownEnvError,
 )
 from envmgr.manager import EnvManager
+from envmgr.optional_packages import missing
 from envmgr.shortcuts import create_env_manager
 from envmgr.spaces import indexed, put_rows, rows_of
 from envmgr.spaces.reading import error_text, read_list, short_text
@@ -31,7 +31,9 @@ try:
 
     from envmgr.adapters.sb3_monitor import VecMonitor
 except ImportError as error:
-    raise missing("envmgr.adapters.sb3", "stable-baselines3>=2.3", error) from error
+    raise missing(
+        "envmgr.adapters.sb3 needs stable-baselines3>=2.3", error, package="stable-baselines3>=2.3"
+    ) from error
 
 __all__ = ["EnvmgrVecEnv", "ManagerVecEnv", "VecMonitor"]
 

@@ -14,10 +14,10 @@ from gymnasium.spaces import Tuple
 
 from envmgr.adapters import env_functions
 from envmgr.adapters.batches import FixedBatches, Step, each_seed
-from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows
 from envmgr.errors import ActionError, ConfigError, EnvAttributeError
 from envmgr.manager import ArrayBatch, EnvManager
+from envmgr.optional_packages import missing
 from envmgr.shortcuts import create_env_manager
 from envmgr.spaces import indexed
 from envmgr.spaces.reading import error_text, short_text
@@ -25,7 +25,9 @@ from envmgr.spaces.reading import error_text, short_text
 try:
     from tianshou.env import BaseVectorEnv
 except ImportError as error:
-    raise missing("envmgr.adapters.tianshou", "tianshou>=2.0", error) from error
+    raise missing(
+        "envmgr.adapters.tianshou needs tianshou>=2.0", error, package="tianshou>=2.0"
+    ) from error
 
 _Ids = int | Sequence[int] | npt.NDArray[np.int64] | None
 

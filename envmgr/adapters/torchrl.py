@@ -10,10 +10,10 @@ import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 from envmgr.adapters.batches import FixedBatches
-from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows, spread
 from envmgr.errors import ConfigError, EnvNotReadyError
 from envmgr.manager import EnvManager
+from envmgr.optional_packages import missing
 from envmgr.shortcuts import create_env_manager
 
 try:
@@ -31,7 +31,9 @@ try:
     )
     from torchrl.envs import EnvBase
 except ImportError as error:
-    raise missing("envmgr.adapters.torchrl", "torchrl>=0.9", error) from error
+    raise missing(
+        "envmgr.adapters.torchrl needs torchrl>=0.9", error, package="torchrl>=0.9"
+    ) from error
 
 _FLAGS = ("done", "terminated", "truncated", "abnormal")
 _KEYS = frozenset((*_FLAGS, "reward", "action"))

@@ -624,7 +624,7 @@ class EnvManager:
 
     # -- steps ----------------------------------------------------------------------------
 
-    def step(self, actions: Any) -> dict[int, EnvTimestep]:
+    def step(self, actions: Mapping[int, Any]) -> dict[int, EnvTimestep]:
         """Send actions and gather timesteps.
 
         Sync kinds return exactly the env_ids they were given, in that order. Async kinds return
@@ -657,7 +657,7 @@ class EnvManager:
         journal.returning = None  # the last that is done: from now on they are delivered
         return timesteps
 
-    def send(self, actions: Any) -> None:
+    def send(self, actions: Mapping[int, Any]) -> None:
         """Send actions and return at once; `recv` gathers the timesteps."""
         with self._running.calling as supervisor:
             self._send(supervisor, actions, self._running.gather.ring)
@@ -947,7 +947,7 @@ class EnvManager:
         """Return `ready_obs` without blocking the event loop; being cancelled loses nothing."""
         return await self._awaited(lambda: self.ready_obs)
 
-    async def astep(self, actions: Any) -> dict[int, EnvTimestep]:
+    async def astep(self, actions: Mapping[int, Any]) -> dict[int, EnvTimestep]:
         """Send actions and gather timesteps, as `step` does.
 
         If this is cancelled, `pending_env` shows whether the actions were accepted: all or none.

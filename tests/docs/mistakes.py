@@ -36,6 +36,11 @@ def mistakes() -> None:
         "CartPole-v1",
         on_failure="retry",  # pyright: ignore[reportArgumentType]
     )
+    make(  # type: ignore[call-overload]
+        "CartPole-v1",
+        type="subprocess_v2",
+        num_envs=2,  # pyright: ignore[reportCallIssue]
+    )
     created = create_env_manager({"type": "base", "env_num": 1}, env_fn=[factory])
     created.stepp({})  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     manager = make("CartPole-v1")
@@ -43,3 +48,4 @@ def mistakes() -> None:
     _ = manager.step({})[0].observation  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     _ = manager.ready_obs.shape  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     manager.reset(seed=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    manager.step([0, 1])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -17,14 +17,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from envmgr.errors import ConfigError, LaunchError, MissingDependencyError
+from envmgr.errors import ConfigError, LaunchError
 from envmgr.interruptible import join_thread, start_thread
-from envmgr.optional_packages import DISTRIBUTION, imported
+from envmgr.optional_packages import imported, missing
 from envmgr.transport.process.threads import thread_name
 
 REACH_S = 5.0
 """How long the head node of a cluster may take to accept a connection."""
 
+_NEEDS = "type: ray needs the package ray"
 _HERE: dict[str, Any] = {
     "address": "local",
     "include_dashboard": False,
@@ -41,10 +42,7 @@ def refuse_without_ray() -> None:
     """
     spec = importlib.util.find_spec("ray")
     if spec is None or spec.origin is None:  # a mere folder of that name, as Ray leaves in /tmp
-        raise MissingDependencyError(
-            "type: ray needs the package ray. Install the extra ray: "
-            f"pip install '{DISTRIBUTION}[ray]'"
-        )
+        raise missing(_NEEDS, "no module named 'ray'", extra="ray")
 
 
 def imported_ray() -> Any:
@@ -54,7 +52,7 @@ def imported_ray() -> Any:
         MissingDependencyError: it is not installed, or cannot be imported.
     """
     refuse_without_ray()
-    return imported("ray", "type: ray needs the package ray", extra="ray")
+    return imported("ray", _NEEDS, extra="ray")
 
 
 class _Keeper(threading.Thread):
