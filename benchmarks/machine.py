@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import os
 import platform
@@ -9,6 +11,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,27 @@ def describe() -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
     }
+
+
+def when() -> dict[str, str]:
+    """Return the date, and the commit of this checkout: both go with what is measured."""
+    found = {"date": datetime.date.today().isoformat()}
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        changed = _git("diff", "--name-only", "HEAD", "--", "envmgr")
+        found["commit"] = _git("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
+    return found
+
+
+def when_text(measured: Mapping[str, Any]) -> str:
+    """Return in words what `when` has noted; `+` says that envmgr had been changed since."""
+    commit = measured.get("commit")
+    return f"{measured['date']}, commit {commit}" if commit else str(measured["date"])
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 class Watch:

@@ -10,6 +10,7 @@ from typing import Any
 
 import tables
 from cases import CASES, REFERENCE
+from machine import when_text
 from results import Results
 from rows import ROWS
 
@@ -210,7 +211,7 @@ def _run_text(run: Mapping[str, Any]) -> str:
             f"other processes took {taken['others']:.0%} of the cores, other guests of the host "
             f"{taken['host']:.0%}"
         )
-    return f"- {run['date']}; rounds: {run['rounds']}; {others}: {', '.join(run['cases'])}"
+    return f"- {when_text(run)}; rounds: {run['rounds']}; {others}: {', '.join(run['cases'])}"
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import shutil
 import sys
 import time
@@ -135,7 +134,7 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
         items = [item for item in items if item in wanted]
     results.drop({item.case for item in items})
     loops = busy_loops()
-    run: dict[str, Any] = {"date": datetime.date.today().isoformat()}
+    run: dict[str, Any] = {**machine.when()}
     run["cases"] = list(dict.fromkeys(item.case for item in items))
     results.settings.update(
         seconds=options.seconds, train_steps=options.train_steps, busy_loops=loops

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
 from faults import FAULTS
 from figures import ENTRIES
 from judge import CHECKS
+from machine import when_text
 from peers import LIMIT_S, TITLES, TITLES_WITH_USERS
 
 FIGURES = "figures.json"
@@ -68,7 +71,7 @@ def _entry_parts(
     ]
     return [
         f"### {about[0].upper()}{about[1:]}",
-        f"`make soak ARGS='--only {entry}'`, {result['date']}, {result['seconds']:.0f} s. Load "
+        f"`make soak ARGS='--only {entry}'`, {when_text(result)}, {result['seconds']:.0f} s. Load "
         f"average before the run: {result['load_before']}; the machine stood still for "
         f"{result['longest_stall_s']:.3f} s at most.{where}",
         table(rows),
@@ -128,7 +131,7 @@ def scoreboard_part(board: dict[str, Any]) -> str:
         "has the fault, once. A separate process watches the run and notes what it sees; all "
         f"its notes are in [{SCOREBOARD}](reliability/{SCOREBOARD}). "
         "[What the words mean, and how each library is used](../soak/README.md#the-scoreboard).",
-        f"{versions}; {board['date']}. {machine_text(board['machine'])}. Time limits, where a "
+        f"{versions}; {when_text(board)}. {machine_text(board['machine'])}. Time limits, where a "
         f"library has them: {LIMIT_S:g} s.",
         table(totals(board)),
         _cells(rows, {library: TITLES[library] for library in libraries_of(board)}),

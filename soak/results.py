@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ def now() -> dict[str, Any]:
     """Return when and where: goes with the figures of each entry."""
     load = Path("/proc/loadavg")
     return {
-        "date": datetime.date.today().isoformat(),
+        **machine.when(),
         "machine": machine.describe(),
         "load_before": load.read_text().split()[0] if load.exists() else "unknown",
     }

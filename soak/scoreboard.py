@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import shutil
 import sys
@@ -101,7 +100,7 @@ def main() -> None:
             for library, cell in row.items():
                 row[library] = cell_of(library, fault, cell.get("facts"))
     else:
-        board.update(date=datetime.date.today().isoformat(), machine=machine.describe())
+        board.update(machine.when(), machine=machine.describe())
         observe_all(options, board)
     print("\n" + page.totals_text(board))
     if options.out is not None:

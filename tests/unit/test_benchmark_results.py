@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,12 @@ def test_no_part_of_a_case_is_added(
     with pytest.raises(SystemExit):
         parse(["--add", "--out", "there", "null", *part])
     assert "--add takes whole cases" in capsys.readouterr().err
+
+
+def test_what_is_measured_says_of_which_commit(benchmarks: Benchmarks) -> None:
+    machine = benchmarks("machine")
+    assert machine.when_text({"date": "2026-11-28"}) == "2026-11-28"  # before commits were noted
+    text = machine.when_text({"date": "2026-11-28", "commit": "cd0d41d2"})
+    assert text == "2026-11-28, commit cd0d41d2"
+    noted = machine.when()
+    assert re.fullmatch(r"[0-9a-f]{8,}\+?", noted.get("commit", "01234567"))  # or no git
