@@ -144,6 +144,8 @@ def test_deaths_are_counted_and_judged_by_their_share_of_the_steps() -> None:
     (finding,) = verdicts.of_failures(probes.Plays(), died, 30, 45)
     assert finding.level is Level.PROBLEM
     assert "max_failure_share" in finding.advice
+    (finding,) = verdicts.of_failures(probes.Plays(), died, 9, 9)
+    assert "in most random steps" in finding.text
     assert verdicts.of_failures(probes.Plays(), {"n_died": verdicts.Losses()}, 30, 900) == []
 
 

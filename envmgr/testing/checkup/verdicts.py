@@ -199,7 +199,8 @@ def of_failures(
         share = n_in_play / max(n_steps, 1)
         text = f"in {len(results)} of {counted(n_tries, 'trial')} {results[0].text}"
         if share:
-            text += f"; in about one of {counted(round(1 / share), 'random step')}"
+            n = round(1 / share)
+            text += f"; in about one of {n:,} random steps" if n > 1 else "; in most random steps"
         if results[0].stack:
             text += f"\n{results[0].stack.rstrip()}"
         figures = {"n_tries": n_tries, name: len(results), "share_of_steps": share}
