@@ -59,6 +59,8 @@ def execute(
         seed=cfg.seed if isinstance(cfg.seed, int) else 0,
         methods=_methods(methods),
         close_timeout_s=cfg.close_timeout,
+        step_timeout_s=cfg.step_timeout,
+        reset_timeout_s=cfg.reset_timeout,
     )
     factory = factories_of(resolved, "`envmgr check` looks at single envs", env_num=1)[0]
     try_to_write(json_file)

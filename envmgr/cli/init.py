@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,18 @@ from envmgr.config.schema import as_mapping
 from envmgr.config.yaml_text import load_yaml
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError, EnvCrash, EnvFailure, EnvManagerError, EnvTimeout
-from envmgr.manager import EnvManager
 from envmgr.manager.loop import ManagerLoop
 from envmgr.outcomes import failure_in
 from envmgr.texts import counted
-from envmgr.tuning.measuring import random_steps
-from envmgr.tuning.template import Tried, config_text
-from envmgr.worker.profiling import Profile
+from envmgr.tuning.measuring import MANY, Attempts, measure_one
+from envmgr.tuning.template import Tried, config_text, step_limit_s
 
 TRIED_STEPS = 3
 LIMIT_S = 60.0
 """How long a step, a reset, or measuring one env may take before it is reported as a hang."""
 
-PROFILES_S = (0.3, 0.03, 0.003)
-"""For how long an env is measured; the shorter times are for envs that do not live as long."""
-
-_MANY = 1_000_000
+PROFILE_S = 0.3
+"""For how long an env is measured; less where it does not live as long."""
 
 
 def execute(
@@ -140,63 +137,90 @@ def _tried(text: str, path: Path, allow_import: Sequence[str]) -> tuple[Tried, s
         What was seen of the env, and what failed, in words.
 
     Raises:
-        EnvManagerError: the envs cannot be launched, or every step fails.
+        EnvManagerError: the envs cannot be launched, or every step fails, or so many that no run
+            bears it.
     """
     with _beside(path, text) as file:  # what may be imported depends on where the config is
         resolved = resolve_config(file, allow_imports=allow_import or None)
     config = resolved.values.manager
-    config.max_failures = config.max_failures_total = _MANY  # they are counted here
+    config.max_failures = config.max_failures_total = MANY  # they are counted here
     config.step_timeout = config.reset_timeout = LIMIT_S
     failures: list[EnvFailure] = []
     n_steps = 0
     with quiet_workers() as config.worker_log, manager_of(resolved) as manager:
         loop = ManagerLoop(manager)
+        longest_s = 0.0
         for _ in range(TRIED_STEPS):
             if ready := loop.ready():
+                began = time.monotonic()
                 timesteps = loop.step(loop.random_actions(ready)).values()
+                failed = [one for one in (failure_in(t.info) for t in timesteps) if one is not None]
                 n_steps += len(timesteps)
-                failures += filter(None, (failure_in(t.info) for t in timesteps))
+                failures += failed
+                if not failed:
+                    longest_s = max(longest_s, time.monotonic() - began)
         if n_steps == len(failures):
             error = failures[0] if failures else None
             raise EnvManagerError(
                 f"each of the {n_steps} steps that were tried failed, so nothing was written. The "
                 f"first: {'no env was ever ready' if error is None else paragraph(error)}"
             ) from error
-        profile = _profile(manager, failures)
+        # Half of the limit of the whole call, which is to find a hang only outside of these.
+        most_s = LIMIT_S / 2
+        measured = measure_one(manager, PROFILE_S, min(most_s, step_limit_s(longest_s)), most_s)
         spaces = (str(manager.observation_space), str(manager.action_space))
         metadata: Any = manager.metadata or {}
+    failed_text = _failed_text(failures, n_steps, measured, config.max_failure_share)
     modes = tuple(map(str, metadata.get("render_modes", ())))
-    loses_workers = any(isinstance(failure, (EnvCrash, EnvTimeout)) for failure in failures)
+    profile = measured.profile
     tried = Tried(
-        profile.as_dict(), spaces, n_steps, modes, tuple(allow_import), loses_workers=loses_workers
+        None if profile is None else profile.as_dict(),
+        spaces,
+        n_steps,
+        modes,
+        tuple(allow_import),
+        loses_workers=any(
+            isinstance(failure, (EnvCrash, EnvTimeout))
+            for failure in (*failures, *measured.failures)
+        ),
     )
-    n_failed = len(failures) + profile.n_failed
-    if not n_failed:
-        return tried, ""
-    first = paragraph(failures[0]) if failures else profile.failure.splitlines()[-1]
-    share = n_failed / (n_steps + profile.trial.n_steps)
-    return tried, (
-        f"{n_failed} of {n_steps + profile.trial.n_steps:,} steps that were tried failed "
-        f"({share:.2g} of them; a run bears {config.max_failure_share:g}, see max_failure_share), "
-        f"and the envs went on. The first: {first}"
-    )
+    return tried, failed_text
 
 
-def _profile(manager: EnvManager, failures: list[EnvFailure]) -> Profile:
-    """Measure one env; for a shorter time if it crashes its process, or hangs.
+def _failed_text(
+    failures: Sequence[EnvFailure], n_steps: int, measured: Attempts, bears: float
+) -> str:
+    """Return in words what failed; empty if nothing did.
+
+    Args:
+        failures: failures of the steps that were taken through a manager.
+        n_steps: how many these steps were.
+        measured: what came of measuring one env.
+        bears: the share of failures that a run bears.
 
     Raises:
-        EnvFailure: it crashes its process, or hangs, however short the time.
+        EnvManagerError: the env could not be measured, and fails too often for a run.
     """
-    for seconds in PROFILES_S:
-        try:
-            profile: Profile = manager.apply(random_steps, seconds, env_ids=0)[0]
-        except (EnvCrash, EnvTimeout) as failure:
-            failures.append(failure)
-            _ = manager.ready_obs  # until it is built anew
-        else:
-            return profile
-    raise failures[-1]
+    n_failed, n_steps = len(failures) + measured.n_failed, n_steps + measured.n_steps
+    if not n_failed:
+        return ""
+    if lost := [*failures, *measured.failures]:
+        first = paragraph(lost[0])
+    else:
+        first = "" if measured.profile is None else measured.profile.failure.splitlines()[-1]
+    share = n_failed / n_steps
+    text = (
+        f"{n_failed} of {n_steps:,} steps that were tried failed ({share:.2g} of them; a run bears "
+        f"{bears:g}, see max_failure_share)"
+    )
+    if measured.profile is not None:
+        return f"{text}, and the envs went on. The first: {first}"
+    if share > bears:
+        raise EnvManagerError(
+            f"{text}, and none of {counted(len(measured.failures), 'attempt')} to measure an env "
+            f"came to its end, so nothing was written. The first: {first}"
+        ) from measured.failures[0]
+    return f"{text}, and no env lived long enough to be measured. The first: {first}"
 
 
 @contextlib.contextmanager

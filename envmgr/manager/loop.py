@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gymnasium.spaces import Discrete, MultiDiscrete
+
 from envmgr.errors import NothingReadyError
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.spaces import has_samples
+from envmgr.spaces.legal import has_mask, legal_sample, mask_in
 from envmgr.types import EnvTimestep, is_abnormal
 
 
@@ -56,7 +59,8 @@ class ManagerLoop:
     def random_actions(self, ready: Iterable[int]) -> dict[int, Any]:
         """Return a random action for each ready env.
 
-        If the action space cannot be sampled, each env is asked for an action.
+        Only legal ones are drawn where observations or infos have an `action_mask`. If the action
+        space cannot be sampled, each env is asked for an action.
 
         Args:
             ready: the ready envs, as `ready` returns them.
@@ -66,8 +70,23 @@ class ManagerLoop:
         """
         manager, ids = self.manager, list(ready)
         if has_samples(manager.action_space):
-            return manager.random_action()
+            actions = manager.random_action()
+            return {**actions, **self._legal_actions(actions)}
         return dict(zip(ids, manager.call("random_action", env_ids=ids), strict=True))
+
+    def _legal_actions(self, ready: Iterable[int]) -> dict[int, Any]:
+        """Return random actions for the envs whose newest info has a mask of legal ones."""
+        stepped = self.latest() if self.gathered else {}
+        begun = [i for i in ready if i not in stepped or stepped[i].done]
+        infos = dict(zip(begun, self.manager.reset_infos(begun), strict=True))
+        infos.update({i: stepped[i].info for i in ready if i not in infos})
+        masks = {i: mask for i, info in infos.items() if (mask := mask_in(None, info)) is not None}
+        spaces = self.manager.env_spaces if masks else []
+        return {
+            i: legal_sample(spaces[i][1], mask)
+            for i, mask in masks.items()
+            if isinstance(spaces[i][1], (Discrete, MultiDiscrete)) and not has_mask(spaces[i][0])
+        }
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, EnvTimestep]:
         """Send actions and return the timesteps that the kind gathers."""

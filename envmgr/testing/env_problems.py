@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 import time
@@ -75,9 +76,10 @@ def env_problems(
         seed: the seed to reset with; envs that take no seeds need not repeat a trajectory.
         forgives: if true, a step that raises is no problem, and ends the comparison.
     """
-    problems, first = problems_of_one(factory, n_steps=n_steps, seed=seed, forgives=forgives)
+    play_of = functools.partial(RandomPlay, forgives=forgives)
+    problems, first = problems_of_one(factory, n_steps=n_steps, seed=seed, play_of=play_of)
     if not problems and first is not None and first.is_seeded:
-        problems += Trial(factory, n_steps, seed, forgives=forgives).differences(first)
+        problems += Trial(factory, n_steps, seed, play_of=play_of).differences(first)
     return problems
 
 
@@ -86,14 +88,22 @@ def problems_of_one(
     *,
     n_steps: int,
     seed: int,
-    forgives: bool,
+    play_of: Callable[[Any], RandomPlay],
     limit_s: float = math.inf,
 ) -> tuple[list[Problem], Trial | None]:
-    """Return what `env_problems` finds without comparing two envs, and the trial of the one."""
+    """Return what `env_problems` finds without comparing two envs, and the trial of the one.
+
+    Args:
+        factory: builds one env.
+        n_steps: as for `env_problems`.
+        seed: likewise.
+        play_of: given the env, returns the play that takes the steps.
+        limit_s: seconds after which no further step is taken.
+    """
     problems = [*_check_factory(factory), *_check_unused(factory)]
     if problems:
         return problems, None
-    first = Trial(factory, n_steps, seed, forgives=forgives, limit_s=limit_s)
+    first = Trial(factory, n_steps, seed, play_of=play_of, limit_s=limit_s)
     return first.problems, first
 
 
@@ -136,12 +146,12 @@ class Trial:
         n_steps: int,
         seed: int,
         *,
-        forgives: bool,
+        play_of: Callable[[Any], RandomPlay],
         limit_s: float = math.inf,
     ) -> None:
         self.problems: list[Problem] = []
         self._limit_s = limit_s
-        self._forgives = forgives
+        self._play_of = play_of
         self.sums: list[tuple[int, int]] = []
         self.is_seeded = False
         self._doing = "factory"
@@ -168,7 +178,7 @@ class Trial:
             )
         self._space, self._of_obs = observation_space, checksum_of(observation_space)
         self.is_seeded = adapt.takes_seeds(env)
-        play = RandomPlay(env, forgives=self._forgives)
+        play = self._play_of(env)
         for timestep in seeded_run(
             env, play, n_steps, seed, begin=self._begin, limit_s=self._limit_s
         ):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from envmgr.env.async_env import as_blocking
-from envmgr.errors import EnvManagerError, NothingReadyError
+from envmgr.errors import EnvCrash, EnvFailure, EnvManagerError, NothingReadyError
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import ManagerLoop
+from envmgr.manager.tally import ATTEMPTS, LESS, EnvHang, TalliedPlay, Tally
 from envmgr.shortcuts import create_env_manager
 from envmgr.spaces import is_sampled_alone
-from envmgr.spaces.legal import has_mask
+from envmgr.spaces.legal import has_mask, mask_in
 from envmgr.tuning.settings import Setting
 from envmgr.types import EnvFactory
 from envmgr.worker.profiling import Profile, profile_env
@@ -27,7 +31,7 @@ PolicyOf = Callable[[EnvManager], Act]
 _ACTIONS = 257
 """How many actions are drawn for each env before the clock runs; not a power of two."""
 
-_MANY = 1_000_000
+MANY = 1_000_000
 
 
 class Runner(Protocol):
@@ -62,7 +66,7 @@ class Course:
             **setting.as_config(),
             "episode_num": float("inf"),
             "auto_reset": True,
-            "max_failures_total": _MANY,
+            "max_failures_total": MANY,
             # These tell a user about one run, and are not for the several managers here.
             "trace": None,
             "episode_log": None,
@@ -75,7 +79,7 @@ class Course:
         try:
             self.manager.launch()
             self._loop = ManagerLoop(self.manager)
-            self._act = (policy_of or drawn_before)(self.manager)
+            self._act = policy_of(self.manager) if policy_of else drawn_before(self._loop)
         except BaseException:
             self.manager.close()
             raise
@@ -114,11 +118,14 @@ def stepped_for(step: Callable[[], int], seconds: float) -> float:
             return steps / max(now - began, 1e-9)
 
 
-def drawn_before(manager: EnvManager) -> Act:
+def drawn_before(loop: ManagerLoop) -> Act:
     """Return a policy of random actions, which are drawn beforehand where that is possible."""
+    manager = loop.manager
     space = manager.action_space
     if not is_sampled_alone(space) or has_mask(manager.observation_space):  # the envs know which
-        return ManagerLoop(manager).random_actions
+        return loop.random_actions
+    if any(mask_in(None, info) is not None for info in manager.ready_info.values()):
+        return loop.random_actions
     actions = itertools.cycle([space.sample() for _ in range(_ACTIONS)])
     return lambda obs: {i: next(actions) for i in obs}
 
@@ -171,6 +178,63 @@ class Stable:
             self.drop(setting)
 
 
-def random_steps(env: Any, seconds: float) -> Profile:
-    """Profile an env in the process where it runs; for `manager.apply`."""
-    return profile_env(as_blocking(env), seconds)
+class Attempts(NamedTuple):
+    """What came of the attempts to measure one env.
+
+    Attributes:
+        profile: the measurements; None if the env ended its process, or hung, at each attempt.
+        n_steps: how many steps were tried in all of them.
+        failures: how those before ended.
+    """
+
+    profile: Profile | None
+    n_steps: int
+    failures: Sequence[EnvFailure]
+
+    @property
+    def n_failed(self) -> int:
+        """How many of the steps failed, and resets."""
+        return len(self.failures) + (self.profile.n_failed if self.profile is not None else 0)
+
+
+def measure_one(
+    manager: EnvManager, seconds: float, step_s: float | None, reset_s: float | None
+) -> Attempts:
+    """Measure env 0 of a manager; for a shorter time if it crashes its process, or hangs.
+
+    Args:
+        manager: launched, with envs in worker processes, and a budget for failures.
+        seconds: how long to step the env.
+        step_s: the time limit of a step; None: no limit.
+        reset_s: likewise of a reset.
+
+    Raises:
+        EnvFailure: the env raises again and again, or hangs where it neither steps nor resets.
+    """
+    tally = Tally(step_s=step_s or math.inf, reset_s=reset_s or math.inf)
+    failures: list[EnvFailure] = []
+    with contextlib.closing(tally):
+        for attempt in range(ATTEMPTS):
+            steps = random_steps, seconds / LESS**attempt, tally.path
+            try:
+                (profile,) = tally.watched(functools.partial(manager.apply, *steps, env_ids=0))
+            except (EnvCrash, EnvHang) as failure:
+                named = f"apply({random_steps.__name__})"  # which says nothing to a user
+                failure.args = (str(failure).replace(named, "random steps"),)
+                failures.append(failure)
+            else:
+                return Attempts(profile, tally.n, failures)
+        return Attempts(None, tally.n, failures)
+
+
+def random_steps(env: Any, seconds: float, tally: str) -> Profile:
+    """Profile an env in the process where it runs; for `manager.apply`.
+
+    Args:
+        env: the env.
+        seconds: how long to step it.
+        tally: path of the `Tally` in which its steps are counted.
+    """
+    env = as_blocking(env)
+    with contextlib.closing(Tally(tally)) as opened:
+        return profile_env(env, seconds, TalliedPlay(env, opened))

@@ -26,7 +26,7 @@ class Tried(NamedTuple):
     """What was seen of an env.
 
     Attributes:
-        profile: figures of a `Profile`.
+        profile: figures of a `Profile`; None if the env did not live long enough to be measured.
         spaces: spaces of observations and actions, as text.
         n_steps: how many steps were taken through a manager.
         allow_import: modules that had to be allowed.
@@ -34,7 +34,7 @@ class Tried(NamedTuple):
         where: a sentence that says where the config can be run; empty if that is everywhere.
     """
 
-    profile: Mapping[str, Any]
+    profile: Mapping[str, Any] | None
     spaces: tuple[str, str]
     n_steps: int
     render_modes: tuple[str, ...] = ()
@@ -62,10 +62,11 @@ def config_text(
         kwargs: arguments of the env.
     """
     env = dump_yaml({key: name}).strip()
-    step_limit_s = reset_limit_s = None
+    step_s = reset_s = None
     if tried is not None:
-        step_limit_s = _limit(tried.profile["step_max_s"], _LEAST_STEP_LIMIT_S)
-        reset_limit_s = _limit(tried.profile["reset_max_s"], _LEAST_RESET_LIMIT_S)
+        profile = tried.profile or {"step_max_s": 0.0, "reset_max_s": 0.0}
+        step_s = step_limit_s(profile["step_max_s"])
+        reset_s = _limit(profile["reset_max_s"], _LEAST_RESET_LIMIT_S)
     modes = tried.render_modes if tried is not None else ()
     workers = _SHARED_WORKERS if tried is None or not tried.loses_workers else _WORKER_EACH
     example = f"{{render_mode: {modes[-1]}}}" if modes else "{}"
@@ -83,8 +84,8 @@ manager:
   env_num: {env_num}
   {workers}
   seed: 0                       # env i gets seed + i; null: no seeds
-  step_timeout: {_text(step_limit_s):<15} # seconds; an env that takes longer is replaced
-  reset_timeout: {_text(reset_limit_s):<14} # seconds
+  step_timeout: {_text(step_s):<15} # seconds; an env that takes longer is replaced
+  reset_timeout: {_text(reset_s):<14} # seconds
   # spare_env_num: 0            # envs kept reset, to hide slow resets; with num_workers: null
   # on_failure: recover         # raise: end the run at the first failure
 
@@ -97,15 +98,10 @@ collect:
 def _head(name: str, path: str, tried: Tried | None) -> str:
     if tried is None:
         return f"# {name}"
-    profile, (observations, actions) = tried.profile, tried.spaces
-    length = profile["episode_steps"]
-    episodes = "no episode ended"
-    if length is not None:
-        episodes = f"an episode of random actions {length:,.0f} steps"
+    observations, actions = tried.spaces
     about = (
         f"{name}: written by `envmgr init`, which launched and stepped it. Observations "
-        f"{observations}, actions {actions}. A step took {short_time(profile['step_mean_s'])}, a "
-        f"reset {short_time(profile['reset_mean_s'])}; {episodes}. {tried.where}"
+        f"{observations}, actions {actions}. {_times(tried.profile)} {tried.where}"
     )
     allowed = "".join(f" --allow-import {shlex.quote(module)}" for module in tried.allow_import)
     rest = f"{shlex.quote(str(path))}{allowed}"
@@ -119,6 +115,24 @@ def _head(name: str, path: str, tried: Tried | None) -> str:
     lines = textwrap.wrap(" ".join(about.split()), _WIDTH, break_on_hyphens=False)
     lines += ["", *(f"  {command:<{widest}}  # {why}" for command, why in commands.items()), ""]
     return "\n".join(f"# {line}".rstrip() for line in lines)
+
+
+def _times(profile: Mapping[str, Any] | None) -> str:
+    if profile is None:
+        return "It did not live long enough for its steps and resets to be measured."
+    length = profile["episode_steps"]
+    episodes = "no episode ended"
+    if length is not None:
+        episodes = f"an episode of random actions {length:,.0f} steps"
+    return (
+        f"A step took {short_time(profile['step_mean_s'])}, a reset "
+        f"{short_time(profile['reset_mean_s'])}; {episodes}."
+    )
+
+
+def step_limit_s(longest_s: float) -> float:
+    """Return a time limit for steps that no sound env exceeds, given the longest step seen."""
+    return _limit(longest_s, _LEAST_STEP_LIMIT_S)
 
 
 def _limit(longest_s: float, least_s: float) -> float:

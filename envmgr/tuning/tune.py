@@ -12,9 +12,17 @@ from envmgr.config import ManagerConfig
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.launch import cores_of
 from envmgr.proc import resident_bytes
+from envmgr.texts import counted
 from envmgr.transport.process.preflight import free_memory
 from envmgr.tuning.benchmark_process import Contestant
-from envmgr.tuning.measuring import Course, PolicyOf, Runner, Stable, random_steps
+from envmgr.tuning.measuring import (
+    MANY,
+    Course,
+    PolicyOf,
+    Runner,
+    Stable,
+    measure_one,
+)
 from envmgr.tuning.plan import candidates, most_entrants, window_of
 from envmgr.tuning.search import Measured, search
 from envmgr.tuning.settings import Setting, changes_of, pair_of, setting_of, without_workers
@@ -180,11 +188,21 @@ class _One:
 
 def _try_one(config: Mapping[str, Any], factories: Sequence[EnvFactory], seconds: float) -> _One:
     began = time.monotonic()
-    plain = {**config, "env_num": 1, "seed": None}
+    step_s, reset_s = config["step_timeout"], config["reset_timeout"]
+    bears = {"on_failure": "recover", "max_failures": MANY}  # `measure_one` tries it several times
+    plain = {**config, "env_num": 1, "seed": None, **bears}
+    if reset_s is not None:
+        # It is the limit of all that `measure_one` does as well, which has its own for each step.
+        plain["reset_timeout"] = max(reset_s, step_s or 0.0) + 2 * seconds
     course = Course(Setting(pair_of(config["type"])[0]), plain, factories[:1])
     launch_s = time.monotonic() - began
     with contextlib.closing(course) as course:
-        profile: Profile = course.manager.apply(random_steps, seconds)[0]
+        profile, _, failures = measure_one(course.manager, seconds, step_s, reset_s)
+        if profile is None:
+            raise EnvManagerError(
+                f"an env by itself could not be measured in {counted(len(failures), 'attempt')}, "
+                f"however short they were. The first: {str(failures[0]).splitlines()[0]}"
+            ) from failures[0]
         workers = course.manager.stats().get("workers") or [{"pid": 0}]
         private = resident_bytes(workers[0]["pid"], shared=False) or None
         return _One(profile, private, launch_s)

@@ -12,8 +12,10 @@ import pytest
 
 from envmgr import load_config
 from envmgr.cli import init, main
+from envmgr.manager import tally
 
 ENVS = '''
+import ctypes
 import os
 import random
 import time
@@ -122,6 +124,50 @@ class Masked(Sound):
         assert action == 1, "illegal"
         obs, *others = super().step(action)
         return {"obs": obs, "action_mask": np.array([0, 1], np.int8)}, *others
+
+
+class MaskedInfos(Masked):
+    """Has the masks in its infos, each of them another one, and other observations."""
+
+    observation_space = Sound.observation_space
+
+    def mask(self):
+        self.legal = self.np_random.integers(2)
+        return {"action_mask": np.eye(2, dtype=np.int8)[self.legal]}
+
+    def reset(self, **params):
+        return Sound.reset(self, **params)[0], self.mask()
+
+    def step(self, action):
+        assert action == self.legal, "illegal"
+        return *Sound.step(self, action)[:4], self.mask()
+
+
+class Rare(Sound):
+    """Fails in the 150th step of its process: dies, or hangs."""
+
+    n_steps = 0
+
+    def step(self, action):
+        Rare.n_steps += 1
+        if Rare.n_steps == 150:
+            self.fail()
+        return super().step(action)
+
+
+class RarelyExits(Rare):
+    def fail(self):
+        os._exit(7)
+
+
+class RarelySegfaults(Rare):
+    def fail(self):
+        ctypes.string_at(0)
+
+
+class RarelyHangs(Rare):
+    def fail(self):
+        time.sleep(1000.0)
 
 
 class Chat:
@@ -257,11 +303,22 @@ def test_an_env_that_dies_at_random_is_looked_at_in_all_parts(
     assert deaths["text"].startswith(f"in {figures['n_died']} of {figures['n_tries']} trials")
 
 
-def test_legal_actions_are_taken() -> None:
-    masked = ["--set", "env.entry=check_users_envs:Masked", "--methods", "", "--episodes", "20"]
-    assert main(["check", "c.yaml", *masked]) == 0
-    assert main(["run", "c.yaml", *masked[:2], "--steps", "50", "--no-output"]) == 0
-    assert main(["init", "check_users_envs:Masked", "--out", "masked.yaml"]) == 0
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("env", ["Masked", "MaskedInfos"])
+def test_legal_actions_are_taken(env: str, capsys: pytest.CaptureFixture[str]) -> None:
+    masked = ["--set", f"env.entry=check_users_envs:{env}"]
+    assert main(["check", "c.yaml", *masked, "--methods", "", "--episodes", "20"]) == 0
+    assert "illegal" not in capsys.readouterr().out
+    assert main(["init", f"check_users_envs:{env}", "--out", "masked.yaml"]) == 0
+    assert "failed" not in capsys.readouterr().err
+    kind = ["--kinds", "subprocess"]
+    assert main(["tune", "c.yaml", *masked, "--seconds", "1", *kind, "--json", "tuned.json"]) == 0
+    assert not any(row["error"] for row in json.loads(Path("tuned.json").read_text())["rows"])
+
+
+def test_random_policies_take_legal_actions() -> None:
+    masked = ["--set", "env.entry=check_users_envs:Masked", "--steps", "50", "--no-output"]
+    assert main(["run", "c.yaml", *masked]) == 0
 
 
 @pytest.mark.parametrize("env", ["Chat", "AsyncChat"])
@@ -325,11 +382,58 @@ def test_an_env_that_hangs_does_not_keep_init(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(init, "LIMIT_S", 2.0)
+    monkeypatch.setattr(tally, "LEAST_LIMIT_S", 0.2)
     assert main(["init", "check_users_envs:Hanging", "--env-num", "1", "--out", "h.yaml"]) == 1
     err = capsys.readouterr().err
-    assert "exceeded the 2 s of reset_timeout" in err
+    assert "none of 8 attempts to measure an env" in err
+    assert "a reset of it was not over within 1 s" in err
     assert re.search(r", at check_users_envs\.py:\d+ in reset", err)
     assert not (folder / "h.yaml").exists()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("env", "how"),
+    [
+        ("RarelyExits", "died during random steps: exit code 7"),
+        ("RarelySegfaults", "died during random steps: killed by SIGSEGV"),
+        ("RarelyHangs", "hung: a step of it was not over within 1 s"),
+    ],
+)
+def test_a_config_is_written_for_an_env_that_loses_its_process_now_and_then(
+    env: str,
+    how: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(init, "LIMIT_S", 2.0)
+    assert main(["init", f"check_users_envs:{env}", "--env-num", "2", "--out", "rare.yaml"]) == 0
+    err = capsys.readouterr().err
+    assert how in err
+    assert "apply(" not in err
+    (found,) = re.findall(r"(\d+) of ([\d,]+) steps that were tried failed", err)
+    n_failed, n_steps = (int(one.replace(",", "")) for one in found)
+    assert n_steps >= 150 * n_failed  # those before a death count
+    assert load_config("rare.yaml").manager.num_workers is None
+
+
+@pytest.mark.timeout(180)
+def test_a_rare_hang_is_a_warning_and_all_parts_are_looked_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hangs = ["--set", "env.entry=check_users_envs:RarelyHangs", "--set", "manager.step_timeout=1"]
+    args = [*hangs, "--methods", "", "--json", "-", "--episodes", "100"]
+    assert main(["check", "c.yaml", *args]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    levels = {one["part"]: one["level"] for one in findings}
+    assert {"determinism", "times", "leaks", "closing", "render", "Ctrl-C"} <= set(levels)
+    assert "check" not in levels
+    (hung,) = (one for one in findings if one["part"] == "failures")
+    assert hung["level"] == "warning"
+    assert "it hung: nothing came within 1 s" in hung["text"]
+    assert "in fail" in hung["text"]
+    assert 0 < hung["figures"]["share_of_steps"] <= 1 / 150
 
 
 def test_an_env_that_ends_its_process_gets_one_of_its_own(folder: Path) -> None:

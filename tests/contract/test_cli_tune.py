@@ -35,9 +35,10 @@ import numpy as np
 class Plain(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
+    n_steps = 0
 
-    def __init__(self, fault=None, breaks=0, ends_trainers=False, hangs=False):
-        self.hangs = hangs
+    def __init__(self, fault=None, breaks=0, ends_trainers=False, hangs=False, dies=0):
+        self.hangs, self.dies = hangs, dies
         if ends_trainers and sys.argv[-1].endswith("benchmark_process"):
             os._exit(3)
         self.breaks = breaks
@@ -50,6 +51,9 @@ class Plain(gymnasium.Env):
 
     def step(self, action):
         self.n += 1
+        Plain.n_steps += 1
+        if Plain.n_steps == self.dies:
+            os._exit(3)
         while self.hangs:
             pass
         if self.breaks and self.n > self.breaks:
@@ -110,6 +114,27 @@ def test_an_env_that_ends_the_process_it_is_in_does_not_end_the_tuning(
     (row,) = (row for row in rows if row["error"])
     assert row["setting"]["type"] == "base"
     assert row["measured"] is None
+
+
+@pytest.mark.timeout(180)
+def test_an_env_that_dies_now_and_then_is_tuned(folder: Path) -> None:
+    args = ["tune", "c.yaml", "--seconds", "1", "--json", "f.json", "--kinds", "subprocess"]
+    assert main([*args, "--set", "env.kwargs={dies: 500}"]) == 0
+    rows = json.loads((folder / "f.json").read_text())["rows"]
+    measured = [row for row in rows if row["measured"]]
+    assert {row["setting"]["type"] for row in measured} >= {"subprocess"}
+    assert not [row["error"] for row in rows if row["is_choice"] and row["error"]]
+
+
+@pytest.mark.timeout(120)
+def test_an_env_that_dies_at_once_is_not_tuned(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["tune", "c.yaml", "--seconds", "1", "--set", "env.kwargs={dies: 1}"]
+    assert main(args) == 1
+    err = capsys.readouterr().err
+    assert "an env by itself could not be measured in 8 attempts" in err
+    assert "died during random steps: exit code 3" in err
 
 
 @pytest.mark.timeout(120)

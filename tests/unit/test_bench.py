@@ -16,12 +16,15 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 from envmgr import create_env_manager
 from envmgr.cli import main
 from envmgr.cli.commands import envmgr
+from envmgr.cli.init import _failed_text
 from envmgr.config.env_factories import key_of
 from envmgr.config_file import load_config
+from envmgr.errors import EnvCrash, EnvManagerError
+from envmgr.manager.loop import ManagerLoop
 from envmgr.tuning.bench import OURS, advice, bench
 from envmgr.tuning.benchmark_process import ContestantError
 from envmgr.tuning.loops import GymnasiumLoop, look_at
-from envmgr.tuning.measuring import drawn_before
+from envmgr.tuning.measuring import Attempts, drawn_before
 from envmgr.tuning.peers import PEERS, Peer, installed, loop_of
 from envmgr.tuning.search import Measured
 from envmgr.tuning.template import Tried, config_text
@@ -136,12 +139,53 @@ class Masked(gymnasium.Env[Any, Any]):
         return {"action_mask": np.array([0, 1], np.int8)}, 1.0, False, False, {}
 
 
-def test_legal_actions_alone_are_measured() -> None:
-    with create_env_manager({"type": "base"}, env_fn=[Masked] * 3) as manager:
-        act = drawn_before(manager)
+class MaskedInfos(gymnasium.Env[Any, Any]):
+    """Says in each info which one of nine actions is legal now; ends now and then."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, n: int = 9) -> None:
+        self.action_space = gymnasium.spaces.Discrete(n)
+
+    def _info(self) -> dict[str, Any]:
+        n = int(self.action_space.n)
+        self.legal = int(self.np_random.integers(n))
+        return {"action_mask": np.eye(n, dtype=np.int8)[self.legal]}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        super().reset(seed=seed)
+        return 0, self._info()
+
+    def step(self, action: Any) -> Any:
+        """Go on, with legal actions."""
+        assert action == self.legal, "illegal"
+        return 0, 1.0, bool(self.np_random.random() < 0.2), False, self._info()
+
+
+@pytest.mark.parametrize("env", [Masked, MaskedInfos])
+@pytest.mark.parametrize("kind", ["base", pytest.param("base_v2", marks=pytest.mark.torch)])
+def test_legal_actions_alone_are_measured(env: type, kind: str) -> None:
+    if kind == "base_v2":
+        pytest.importorskip("treetensor")
+    with create_env_manager({"type": kind}, env_fn=[env] * 3) as manager:
+        loop = ManagerLoop(manager)
+        act = drawn_before(loop)
         for _ in range(20):
-            manager.step(act(manager.ready_obs))
+            loop.step(act(loop.ready()))
         assert manager.stats()["failures"] == 0
+
+
+def test_a_mask_is_for_the_action_space_of_its_env() -> None:
+    fns = [lambda n=n: MaskedInfos(n) for n in (2, 9)]
+    with create_env_manager({"type": "base", "same_spaces": False}, env_fn=fns) as manager:
+        loop = ManagerLoop(manager)
+        for _ in range(20):
+            loop.step(loop.random_actions(loop.ready()))
+        assert manager.stats()["failures"] == 0
+
+
+def test_peers_do_not_know_masks() -> None:
     with pytest.raises(TypeError, match=r"says in each observation \(action_mask\)"):
         loop_of(PEERS[1], Masked, 2)
 
@@ -184,6 +228,24 @@ def test_the_config_of_init_has_the_arguments_of_the_env(tmp_path: Path) -> None
     text = config_text("CartPole-v1", "id", 4, "c.yaml", TRIED, kwargs)
     (tmp_path / "c.yaml").write_text(text)
     assert load_config(tmp_path / "c.yaml").env.kwargs == kwargs
+
+
+def test_a_config_without_measured_times_has_limits(tmp_path: Path) -> None:
+    text = config_text("CartPole-v1", "id", 4, "c.yaml", TRIED._replace(profile=None))
+    assert "did not live long enough" in text
+    (tmp_path / "c.yaml").write_text(text)
+    manager = load_config(tmp_path / "c.yaml").manager
+    assert (manager.step_timeout, manager.reset_timeout) == (10.0, 60.0)
+
+
+def test_an_env_that_cannot_be_measured_is_refused_if_no_run_bears_it() -> None:
+    died = [EnvCrash("w died: exit code 7", env_id=0, during="call")] * 8
+    text = _failed_text([], 24, Attempts(None, 7976, died), 0.05)
+    assert "8 of 8,000 steps that were tried failed (0.001 of them; a run bears 0.05" in text
+    assert "no env lived long enough" in text
+    assert "w died: exit code 7" in text
+    with pytest.raises(EnvManagerError, match=r"none of 8 attempts .* so nothing was written"):
+        _failed_text([], 24, Attempts(None, 100, died), 0.05)
 
 
 def test_names_are_told_apart() -> None:

@@ -16,13 +16,22 @@ import numpy as np
 import pytest
 
 import envmgr
-from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout
-from envmgr.testing.checkup import Finding, Level, laboratory, leaks, probes, verdict_of, verdicts
+from envmgr.errors import EnvCrash, EnvManagerError, EnvRaised, EnvTimeout
+from envmgr.manager.tally import ATTEMPTS, EnvHang, Tally
+from envmgr.testing.checkup import (
+    Finding,
+    Level,
+    checkup,
+    laboratory,
+    leaks,
+    probes,
+    verdict_of,
+    verdicts,
+)
 from envmgr.testing.checkup.interrupting import Interrupted
 from envmgr.testing.checkup.laboratory import Laboratory, ProbeResult, own_frames
 from envmgr.testing.checkup.probes import Description, Endured, Trajectory
 from envmgr.testing.checkup.processes import Holdings
-from envmgr.testing.checkup.tally import Tally
 from envmgr.worker.profiling import run_profile
 
 HAS = Holdings(10_000_000, 8, 1, 0)
@@ -119,7 +128,7 @@ def test_observations_outside_of_their_box_are_found() -> None:
 def test_a_process_that_dies_early_is_no_matter_of_time() -> None:
     samples = tuple((k, HAS) for k in range(16))
     (finding,) = leaks.of_endurance(Endured(15, 90, 0, samples), 1000)
-    assert "of 1,000 asked for; its process died of more" in finding.text
+    assert "of 1,000 asked for; its process ended before more" in finding.text
     (finding,) = leaks.of_endurance(Endured(1, 9, 0, samples[:2]), 1000)
     assert "not judged" in finding.text
     assert "Give more" not in finding.advice
@@ -127,14 +136,90 @@ def test_a_process_that_dies_early_is_no_matter_of_time() -> None:
 
 def test_deaths_are_counted_and_judged_by_their_share_of_the_steps() -> None:
     crash = ProbeResult(failure=EnvCrash("w died: exit code 7", env_id=0, during="call"))
-    (finding,) = verdicts.of_failures(probes.Plays(), [crash] * 9, 30, 0.01)
+    died = {"n_died": verdicts.Losses((crash,) * 9, 9), "n_hung": verdicts.Losses()}
+    (finding,) = verdicts.of_failures(probes.Plays(), died, 30, 900)
     assert finding.level is Level.WARNING
     assert finding.text.startswith("in 9 of 30 trials its process died: exit code 7")
-    assert "of about one in 100 random steps" in finding.text
-    (finding,) = verdicts.of_failures(probes.Plays(), [crash] * 9, 30, 0.2)
+    assert "in about one of 100 random steps" in finding.text
+    (finding,) = verdicts.of_failures(probes.Plays(), died, 30, 45)
     assert finding.level is Level.PROBLEM
     assert "max_failure_share" in finding.advice
-    assert verdicts.of_failures(probes.Plays(), [], 30, 0.0) == []
+    (finding,) = verdicts.of_failures(probes.Plays(), died, 9, 9)
+    assert "in most random steps" in finding.text
+    assert verdicts.of_failures(probes.Plays(), {"n_died": verdicts.Losses()}, 30, 900) == []
+
+
+def hang(stacks: str = "") -> EnvHang:
+    return EnvHang("w hung", env_id=0, during="call", limit_s=4.0, stacks=stacks)
+
+
+def test_hangs_are_judged_as_deaths_are() -> None:
+    hung = ProbeResult(failure=hang('  File "/e/sim.py", line 7 in step'))
+    (finding,) = verdicts.of_failures(
+        probes.Plays(), {"n_hung": verdicts.Losses((hung,) * 3, 2)}, 30, 1000
+    )
+    assert finding.level is Level.WARNING
+    assert finding.text.startswith(
+        "in 3 of 30 trials it hung: nothing came within 4 s; in about one of 500 random steps\n"
+        '  File "/e/sim.py"'
+    )
+    assert "step_timeout" in finding.advice
+    assert finding.figures == {"n_tries": 30, "n_hung": 3, "share_of_steps": 0.002}
+
+
+class FakeLaboratory:
+    """Runs probes in this process; the env is lost in the first attempts."""
+
+    def __init__(self, failures: Sequence[EnvManagerError]) -> None:
+        self.failures = list(failures)
+        self.efforts: list[Any] = []
+
+    def run(
+        self, probe: Any, path: str, what: Any, factory: Any, *args: Any, place: int, tally: Tally
+    ) -> ProbeResult:
+        self.efforts.append(args[0])
+        for _ in range(100):
+            tally.step_begins()
+        if self.failures:
+            return ProbeResult(failure=self.failures.pop())
+        return ProbeResult(("value", probes.Plays(100)))
+
+
+def check_with(laboratory: Any, tally: Tally) -> checkup._Check:
+    return checkup._Check(laboratory, Astray, checkup.CheckOptions(), None, tally)
+
+
+def test_a_probe_that_hangs_is_tried_again_with_less_to_do() -> None:
+    died = EnvCrash("w died: exit code 7", env_id=0, during="call")
+    laboratory = FakeLaboratory([died, hang(), hang()])
+    with closing(Tally()) as tally:
+        check = check_with(laboratory, tally)
+        assert check._try(probes.pace, Astray, effort=640).value == "value"
+        findings = check.now_and_then()
+    assert laboratory.efforts == [640, 80, 10, 1]
+    assert not check.is_over
+    assert [one.figures.get("n_died") for one in findings] == [1, None]
+    assert [one.figures.get("n_hung") for one in findings] == [None, 2]
+    assert findings[1].figures["share_of_steps"] == 2 / 400
+
+
+def test_what_hangs_at_each_attempt_is_over_at_the_second_probe() -> None:
+    laboratory = FakeLaboratory([hang() for _ in range(2 * ATTEMPTS)])
+    with closing(Tally()) as tally:
+        check = check_with(laboratory, tally)
+        for n in (1, 2):
+            assert not check.is_over
+            assert isinstance(check._try(probes.pace, Astray, effort=640).failure, EnvHang)
+            assert len(laboratory.efforts) == n * ATTEMPTS
+    assert "hangs" in check.is_over
+
+
+def test_a_hang_outside_of_steps_and_resets_is_not_tried_again() -> None:
+    hung = EnvTimeout("w hung", env_id=0, during="call", limit_s=60.0)
+    laboratory = FakeLaboratory([hung])
+    with closing(Tally()) as tally:
+        assert check_with(laboratory, tally)._try(probes.rendered, Astray, 0).failure is hung
+    assert len(laboratory.efforts) == 1
 
 
 def test_what_has_grown_does_not_stay_as_it_is_though_it_is_no_leak() -> None:
@@ -276,7 +361,7 @@ def test_failures_say_where_in_the_code_of_the_env_they_happened() -> None:
     )
     hung = EnvTimeout("x", env_id=0, during="call", limit_s=4.0, stacks=stack)
     finding = verdicts.failed("leaks", ProbeResult(failure=hung), "running episodes")
-    assert "it hangs: nothing came within 4 s" in finding.text
+    assert "it hung: nothing came within 4 s" in finding.text
     assert "/home/me/sim.py" in finding.text
     assert "steps.py" not in finding.text
     assert own_frames("words\n") == "words"

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from envmgr.errors import EnvCrash, EnvManagerError, EnvTimeout
+from envmgr.manager.tally import ATTEMPTS, LESS, EnvHang, Tally
 from envmgr.testing.checkup import leaks, probes, verdicts
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.interrupting import interrupt
 from envmgr.testing.checkup.laboratory import Laboratory, ProbeResult
-from envmgr.testing.checkup.tally import Tally
 from envmgr.texts import counted
 
 PACE_S = 1.0
 REBUILT = 6
 METHODS = ("fork", "spawn", "forkserver")
 FRAMES = "rgb_array"
-ATTEMPTS = 8
-"""How often a probe is tried if its process dies."""
-
-LESS = 8
-"""By this factor, a probe does less at the next attempt, so that it ends before an env that dies at
-random does so: the last attempt takes a step or two."""
-
 ENOUGH = 2
-"""After this many hangs, each of which takes all of its time limit, the rest would only say the
-same."""
+"""After this many probes that hung at each attempt, the rest would only say the same."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,9 @@ class CheckOptions:
         seed: the seed to reset with.
         methods: start methods to try besides the server.
         close_timeout_s: as `manager.close_timeout`.
+        step_timeout_s: as `manager.step_timeout`. A step or a reset that takes longer hangs; and
+            so does one that takes longer than half of `limit_s`.
+        reset_timeout_s: as `manager.reset_timeout`; likewise.
         worker_log: as `manager.worker_log`.
     """
 
@@ -51,6 +47,8 @@ class CheckOptions:
     seed: int = 0
     methods: tuple[str, ...] = METHODS
     close_timeout_s: float = 5.0
+    step_timeout_s: float | None = None
+    reset_timeout_s: float | None = None
     worker_log: str | None = None
 
 
@@ -77,7 +75,14 @@ def check_up(
     options = options or CheckOptions()
     limit_s, worker_log = options.limit_s, options.worker_log
     opened = Laboratory(places=2, limit_s=limit_s, worker_log=worker_log)
-    with contextlib.closing(opened) as laboratory, contextlib.closing(Tally()) as tally:
+    # A probe of many steps takes them for half of the time at most: one that hangs is found before
+    # all of it is over.
+    step_s, reset_s = (
+        min(limit_s / 2, math.inf if one is None else one)
+        for one in (options.step_timeout_s, options.reset_timeout_s)
+    )
+    tallied = Tally(step_s=step_s, reset_s=reset_s)
+    with contextlib.closing(opened) as laboratory, contextlib.closing(tallied) as tally:
         check = _Check(laboratory, factory, options, with_frames, tally)
         for name, part in check.parts.items():
             begin(name)
@@ -114,9 +119,9 @@ class _Check:
         # hang.
         self._probe_s = options.limit_s / 4
         self._with_frames = with_frames
-        self._n_hangs = self._n_tries = self._n_deaths_in_play = 0
+        self._n_hangs = self._n_tries = 0
         self._plays = probes.Plays()
-        self._deaths: list[ProbeResult] = []
+        self._losses = {"n_died": verdicts.Losses(), "n_hung": verdicts.Losses()}
         self.is_over = ""
         self.parts: dict[str, Callable[[], list[Finding]]] = {
             "construction": self._contract,
@@ -152,9 +157,10 @@ class _Check:
         effort: float | None = None,
         place: int = 0,
     ) -> ProbeResult:
-        """Run a probe; if the env dies, as it may now and then, run it again in a new process.
+        """Run a probe; if the env dies or hangs, as it may now and then, run it in a new process.
 
-        A hang takes all of its time limit, and the probe is not tried again.
+        A hang that is none of a random step or reset takes all of the probe's time limit, and the
+        probe is not tried again.
 
         Args:
             laboratory: where to run the probe.
@@ -162,18 +168,19 @@ class _Check:
             factory: builds the env; the probe's first argument.
             *args: the probe's last arguments.
             effort: its argument between these, unless it is None: how many steps, seconds or the
-                like the probe takes. It is reduced after a death.
+                like the probe takes. It is reduced at each attempt.
             place: in which process of the laboratory to run the probe.
         """
         for _ in range(ATTEMPTS):
             efforts = () if effort is None else (effort,)
             packed = (self._tally.path, probe, factory, *efforts, *args)
             n_before, self._n_tries = self._tally.n, self._n_tries + 1
-            result = laboratory.run(probes.counted_plays, *packed, place=place)
-            if not isinstance(result.failure, EnvCrash):
+            result = laboratory.run(probes.counted_plays, *packed, place=place, tally=self._tally)
+            failure = result.failure
+            if not isinstance(failure, (EnvCrash, EnvHang)):
                 break
-            self._deaths.append(result)
-            self._n_deaths_in_play += self._tally.n > n_before
+            name = "n_hung" if isinstance(failure, EnvHang) else "n_died"
+            self._losses[name] = self._losses[name].with_one(result, self._tally.n > n_before)
             if effort is not None:
                 effort = max(1, effort // LESS) if isinstance(effort, int) else effort / LESS
         if result.failure is not None:
@@ -184,8 +191,7 @@ class _Check:
 
     def now_and_then(self) -> list[Finding]:
         """Judge the failures that come now and then."""
-        share = self._n_deaths_in_play / max(self._tally.n, 1)
-        return verdicts.of_failures(self._plays, self._deaths, self._n_tries, share)
+        return verdicts.of_failures(self._plays, self._losses, self._n_tries, self._tally.n)
 
     def _judged(
         self,

@@ -14,6 +14,7 @@ import numpy as np
 from envmgr import pickles
 from envmgr.errors import EnvCrash, EnvFailure, EnvManagerError, EnvRaised, EnvTimeout
 from envmgr.manager import EnvManager
+from envmgr.manager.tally import Tally
 from envmgr.shortcuts import create_env_manager
 
 _MANY = 1_000_000
@@ -40,7 +41,7 @@ class ProbeResult(NamedTuple):
         if isinstance(failure, EnvRaised):
             return f"it raised {failure.type_name}: {' '.join(failure.remote_message.split())}"
         if isinstance(failure, EnvTimeout):
-            return f"it hangs: nothing came within {failure.limit_s:g} s"
+            return f"it hung: nothing came within {failure.limit_s:g} s"
         if isinstance(failure, EnvCrash):
             first = str(failure).partition("\n")[0]
             return f"its process died: {first.rpartition(': ')[2]}"
@@ -118,17 +119,25 @@ class Laboratory:
         """End the processes."""
         self._manager.close()
 
-    def run(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> ProbeResult:
+    def run(
+        self, probe: Callable[..., Any], *args: Any, place: int = 0, tally: Tally | None = None
+    ) -> ProbeResult:
         """Call a function in a worker and return the result.
 
         Args:
             probe: the function, of a module that workers can import.
             *args: its arguments, which may hold anything that cloudpickle takes.
             place: in which of the processes to call it.
+            tally: ends the process if a step or reset that is noted there hangs; None: nothing does
+                so before the probe's own limit.
         """
         packed = pickles.dumps((probe, args))  # unpacked where a failure is the probe's own
+
+        def call() -> Any:
+            return self._manager.apply(_run_probe, packed, env_ids=place)[0]
+
         try:
-            return ProbeResult(self._manager.apply(_run_probe, packed, env_ids=place)[0])
+            return ProbeResult(call() if tally is None else tally.watched(call))
         except EnvFailure as failure:
             return ProbeResult(failure=failure)
 

@@ -38,7 +38,7 @@ def of_endurance(found: Endured, asked: int) -> list[Finding]:
     """Judge what accumulated in a process over many episodes."""
     episodes = found.samples[-1][0]
     about = f"{counted(episodes, 'episode')}, {counted(found.n_steps, 'step')}"
-    why = "its process died of more" if found.asked < asked else "the time was over"
+    why = "its process ended before more" if found.asked < asked else "the time was over"
     if episodes < asked:
         about += f" (of {asked:,} asked for; {why})"
     if found.cut:
@@ -47,7 +47,7 @@ def of_endurance(found: Endured, asked: int) -> list[Finding]:
     if len(found.samples) < _FEWEST_SAMPLES:
         advice = "Give more --seconds." if episodes < asked else "Give more --episodes."
         if found.asked < asked:
-            advice = "A process that dies so early hardly fills up."
+            advice = "A process that ends so early hardly fills up."
         text = f"{about}: too few to tell a leak, not judged"
         return [*findings, Finding("leaks", Level.NOTE, text, advice)]
     n_before, stays = len(findings), []

@@ -19,11 +19,10 @@ from envmgr.env import adapt
 from envmgr.env.async_env import as_blocking
 from envmgr.env.contract import env_name
 from envmgr.env.play import RandomPlay
+from envmgr.manager.tally import TalliedPlay, Tally
 from envmgr.testing.checksums import checksum_of, reward_checksum
 from envmgr.testing.checkup.processes import Holdings, holdings, release_free_memory
-from envmgr.testing.checkup.tally import Tally
 from envmgr.testing.env_problems import problems_of_one, seeded_run
-from envmgr.types import EnvTimestep
 from envmgr.worker.profiling import profile_env
 
 Factory = Callable[[], Any]
@@ -105,17 +104,8 @@ _tallies: list[Tally] = []
 """The tally in which that probe counts its steps: one at most."""
 
 
-class _TalliedPlay(RandomPlay):
-    """A play that counts each step before it is tried, as the process may die of the step."""
-
-    def step(self, action: Any) -> EnvTimestep:
-        for tally in _tallies:
-            tally.add_one()
-        return super().step(action)
-
-
 def _play_of(env: Any) -> RandomPlay:
-    _plays.append(play := _TalliedPlay(env))
+    _plays.append(play := TalliedPlay(env, _tallies[0]) if _tallies else RandomPlay(env))
     return play
 
 
@@ -249,7 +239,7 @@ def contract(
     It does not compare two runs with the same seed: `trajectory` is for that.
     """
     problems, _ = problems_of_one(
-        factory, n_steps=n_steps, seed=seed, forgives=True, limit_s=limit_s
+        factory, n_steps=n_steps, seed=seed, play_of=_play_of, limit_s=limit_s
     )
     return [(problem.kind, problem.message) for problem in problems]
 

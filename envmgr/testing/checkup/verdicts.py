@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from envmgr.config import ManagerConfig
 from envmgr.errors import EnvTimeout
@@ -157,16 +158,32 @@ def of_trajectories(found: Mapping[str, ProbeResult]) -> list[Finding]:
     return findings
 
 
+class Losses(NamedTuple):
+    """The trials in which an env's process was lost: it died, or hung.
+
+    Attributes:
+        results: the results of these trials.
+        n_in_play: in how many of them random steps were taken before.
+    """
+
+    results: tuple[ProbeResult, ...] = ()
+    n_in_play: int = 0
+
+    def with_one(self, result: ProbeResult, in_play: bool) -> Losses:
+        """Return these and one more."""
+        return Losses((*self.results, result), self.n_in_play + in_play)
+
+
 def of_failures(
-    plays: Plays, deaths: Sequence[ProbeResult], n_tries: int, death_share: float
+    plays: Plays, losses: Mapping[str, Losses], n_tries: int, n_steps: int
 ) -> list[Finding]:
     """Judge failures that come now and then.
 
     Args:
-        plays: the random steps of all probes, and their failures.
-        deaths: the results of probes whose process died.
+        plays: the random steps of the probes that came to their end, and their failures.
+        losses: the trials in which the process died, or hung, by the name of their number.
         n_tries: how often probes were tried.
-        death_share: the share of the random steps of which a process died.
+        n_steps: the random steps of all these trials.
     """
     findings = []
     if plays.n_failed:
@@ -174,16 +191,24 @@ def of_failures(
         last = plays.failure.splitlines()[-1]
         text = f"{plays.n_failed:,} of {counted(plays.n_steps, 'random step')} raised: {last}"
         text += f"\n{own_frames(plays.failure)}"
-        figures = {"n_steps": plays.n_steps, "n_failed": plays.n_failed}
+        figures: dict[str, Any] = {"n_steps": plays.n_steps, "n_failed": plays.n_failed}
         findings.append(_of_share(share, text, figures))
-    if deaths:
-        text = f"in {len(deaths)} of {counted(n_tries, 'trial')} {deaths[0].text}"
-        if death_share:
-            text += f"; of about one in {counted(round(1 / death_share), 'random step')}"
-        if deaths[0].stack:
-            text += f"\n{deaths[0].stack.rstrip()}"
-        deadly = {"n_tries": n_tries, "n_died": len(deaths), "share_of_steps": death_share}
-        findings.append(_of_share(death_share, text, deadly))
+    for name, (results, n_in_play) in losses.items():
+        if not results:
+            continue
+        share = n_in_play / max(n_steps, 1)
+        text = f"in {len(results)} of {counted(n_tries, 'trial')} {results[0].text}"
+        if share:
+            n = round(1 / share)
+            text += f"; in about one of {n:,} random steps" if n > 1 else "; in most random steps"
+        if results[0].stack:
+            text += f"\n{results[0].stack.rstrip()}"
+        figures = {"n_tries": n_tries, name: len(results), "share_of_steps": share}
+        found = _of_share(share, text, figures)
+        if name == "n_hung":
+            advice = f"Set step_timeout and reset_timeout, or a run waits for ever. {found.advice}"
+            found = replace(found, advice=advice)
+        findings.append(found)
     return findings
 
 
