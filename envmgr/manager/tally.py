@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from envmgr.env.play import RandomPlay
 from envmgr.errors import EnvCrash, EnvTimeout
+from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
 from envmgr.transport.process.threads import thread_name
 from envmgr.types import EnvTimestep
 
@@ -129,7 +130,7 @@ class Tally:
                 as long as the longest that was over, and two seconds in any case.
             Exception: whatever the call raises.
         """
-        values, is_over, has_ended_it = self._values, threading.Event(), list[int]()
+        values, is_over, has_ended_it = self._values, InterruptibleEvent(), list[int]()
         values[_DEADLINE] = 0.0  # that of a worker that died in a step
 
         def watch() -> None:
@@ -142,18 +143,18 @@ class Tally:
                     return
 
         watcher = threading.Thread(target=watch, name=thread_name("tally"), daemon=True)
-        watcher.start()
         try:
+            start_thread(watcher)
             return call()
         except EnvCrash as failure:
             is_over.set()
-            watcher.join()  # so that it has noted what it did
+            join_thread(watcher)  # so that it has noted what it did
             if not has_ended_it:
                 raise
             raise self._hang(failure) from failure
         finally:
             is_over.set()
-            watcher.join()
+            join_thread(watcher)
 
     def _hang(self, failure: EnvCrash) -> EnvHang:
         """Return what is known of a worker that was ended, and be less patient from now on."""

@@ -48,6 +48,7 @@ STARTED_OTHERWISE = {
     "adapters/openenv.py": "nobody waits for it",
     "core/call_journal.py": "where there are two, they take turns, and each has the other one end",
     "manager/threads.py": "it runs one function, and nobody else starts it",
+    "manager/tally.py": "it is told to end then",
     "testing/chaos.py": "it is told to end then",
     "transport/process/threads.py": "nobody waits for it",
     "transport/ray/cluster.py": "the connection counts as one that somebody else has made",
