@@ -412,9 +412,9 @@ class TestSignals:
             sys.meta_path.insert(0, Interrupts())
             sys.exit(main())
         """
+        closes = "2>&-" if stderr_is_closed else ""
         done = subprocess.run(
-            ["sh", "-c", 'exec "$0" "$@" ' + ("2>&-" if stderr_is_closed else "")]
-            + [sys.executable, "-c", textwrap.dedent(script)],
+            ["sh", "-c", f'exec "$0" "$@" {closes}', sys.executable, "-c", textwrap.dedent(script)],
             **{"cwd": tmp_path, "capture_output": True, "text": True, "timeout": PATIENCE_S},
         )
         said = "" if stderr_is_closed else "envmgr: interrupted"
