@@ -210,6 +210,30 @@ def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence
     console.file.write("".join(f"{line.rstrip()}\n" for line in lines))
 
 
+def cell(text: str) -> str:
+    """Return the beginning of a text that may be long, to be a cell of a table."""
+    line = " ".join(text.split())
+    if len(line) <= _CELL:
+        return line
+    return f"{line[:_CELL].rpartition(' ')[0] or line[:_CELL]} ..."
+
+
+_CELL = 60
+
+
+def cut_texts(texts: Mapping[str, str]) -> str:
+    """Return the texts that cells of a table do not have whole, each once, as lines.
+
+    Args:
+        texts: texts by the name of the row, whose cells are made by `cell`.
+    """
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        if cell(text) != text:
+            names.setdefault(text, []).append(name)
+    return "".join(f"{'; '.join(of)}: {text}\n" for text, of in names.items())
+
+
 def failures_text(stats: Mapping[str, Any]) -> str:
     """Return `3 failures: EnvCrash x3 (envs 1, 4, 5)` from the stats of a manager.
 
