@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import sys
 
+_INTERRUPTED = 130
+"""As `envmgr.cli.INTERRUPTED`, which an interrupt of its import leaves unknown."""
+
 
 def main() -> int:
     """Run the command line and return the exit code."""
     try:
-        from envmgr.cli import main as command_line
-    except ModuleNotFoundError as error:
-        if error.name != "envmgr.cli":
-            raise
-        sys.exit("envmgr: error: this installation lacks envmgr.cli: there are no commands")
-    return command_line()
+        try:
+            from envmgr.cli import main as command_line
+        except ModuleNotFoundError as error:
+            if error.name != "envmgr.cli":
+                raise
+            sys.exit("envmgr: error: this installation lacks envmgr.cli: there are no commands")
+        return command_line()
+    except KeyboardInterrupt:  # before the command line could take care of it
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one is harmless
+        if sys.stderr is not None:  # the shell may have closed it (`2>&-`)
+            print("\nenvmgr: interrupted", file=sys.stderr)
+        return _INTERRUPTED
 
 
 if __name__ == "__main__":

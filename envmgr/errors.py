@@ -329,7 +329,9 @@ class FailuresExhaustedError(EnvManagerError, RuntimeError):
     """An env, or all of them together, failed more often than the budget allows.
 
     Attributes:
-        failure: the first failure counted in the window; also `__cause__`.
+        failure: the first failure of the env that counts in the window; also `__cause__`. Other
+            envs may have failed before; and failures that steps make up for, or that are charged
+            to another env, do not count.
         env_id: the env whose failure was one too many.
         exceeded: which limit was exceeded, in words.
     """

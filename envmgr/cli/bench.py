@@ -9,7 +9,16 @@ from envmgr.cli.config_envs import env_name, factories_of
 from envmgr.cli.exit_codes import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, versions, write_figures
 from envmgr.cli.progress import doing
-from envmgr.cli.texts import echo, listed, load_text, print_table, wide_console
+from envmgr.cli.texts import (
+    cell,
+    cut_texts,
+    echo,
+    error_text,
+    listed,
+    load_text,
+    print_table,
+    wide_console,
+)
 from envmgr.config import to_plain
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
@@ -58,7 +67,7 @@ def execute(
     with doing(shows) as say:
         found, errors = bench(
             chosen,
-            lambda peer: Contestant(peer, factories, manager, limit_s),
+            lambda peer: Contestant(peer, factories, manager, limit_s, error_text=error_text),
             laps=laps,
             seconds=seconds,
             say=say,
@@ -101,10 +110,12 @@ def _print(found: list[Measured[str]], errors: dict[str, str], missing: list[str
     rows = []
     for one in found:
         if one.setting in errors:
-            rows.append((one.setting, "cannot be run", "", "", errors[one.setting]))
+            rows.append((one.setting, "cannot be run", "", "", cell(errors[one.setting])))
         else:
             ratio = f"{one.ratio:.2f} x"
             rows.append((one.setting, f"{one.rate:,.0f}", ratio, f"{one.spread:.0%}", ""))
     print_table(wide_console(), ("", "steps/s", "beside envmgr", "spread", ""), rows)
+    # What envmgr itself fails with is said at the end.
+    echo(cut_texts({name: errors[name] for name in errors if name != OURS}), nl=False)
     if missing:
         echo(f"not installed: {', '.join(missing)}")

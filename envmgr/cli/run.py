@@ -256,7 +256,7 @@ class _Run(Attempt):
             for stacks in stacks_in(error)[:_MOST_STACKS]:
                 say(stacks, err=True)
         elif raised_by_envs(error):
-            text += " (--traceback shows where in the env's code.)"
+            text += "\n(--traceback shows where in the env's code.)"
         return text
 
     @property

@@ -43,14 +43,23 @@ _STACKS = {
 """Attributes of failures that have stacks, and the lines before these stacks in messages."""
 
 
-def _without_stacks(error: BaseException) -> str:
-    """Return an error's message, with places as of `place_text` instead of stacks."""
-    text = str(error)
+def _without_stacks(error: BaseException, mark: str = "") -> str:
+    """Return an error's message, with places as of `place_text` instead of stacks.
+
+    Args:
+        error: the error.
+        mark: is put where stacks were, with the id of an env that left these in its braces.
+    """
+    instead: dict[str, str] = {}
     for failure in _failures_in(error):
         place = place_text(failure)
         for name, title in _STACKS.items():
             if stack := getattr(failure, name, "").rstrip():
-                text = text.replace(f"\n\n{title}\n{stack}", f", {place}" if place else "")
+                shown = (f", {place}" if place else "") + mark.format(failure.env_id)
+                instead.setdefault(f"\n\n{title}\n{stack}", shown)
+    text = str(error)
+    for stack in sorted(instead, key=len, reverse=True):  # one may begin as another does
+        text = text.replace(stack, instead[stack])
     return text
 
 
@@ -63,16 +72,28 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, FailuresExhaustedError) and error.exceeded:
         return (
             f"{error.exceeded}. To go on in spite of it, raise that limit, or give "
-            f"--set manager.on_exhausted=drop. The first failure:\n"
+            f"--set manager.on_exhausted=drop. The first failure of env {error.failure.env_id} "
+            f"that counted:\n"
             f"  {paragraph(error.failure)}{_crash_text(error.failure)}"
         )
     if isinstance(error, LaunchError) and error.failures:
-        text = _without_stacks(error).replace(", in the `failures` of this error", "")
-        crashes = {_crash_text(failure) for failure in error.failures.values()} - {""}
-        causes = "\n  - ".join(" ".join(line.split()) for line in text.split("\n- "))
-        return causes + (min(crashes) if len(crashes) == 1 else "")
+        text = _without_stacks(error, "\0{}\0").replace(", in the `failures` of this error", "")
+        return "\n  - ".join(_cause_text(cause, error.failures) for cause in text.split("\n- "))
     crash = error if isinstance(error, EnvCrash) else error.__cause__
     return paragraph(error) + _crash_text(crash)
+
+
+def _cause_text(cause: str, failures: Mapping[int, EnvFailure]) -> str:
+    """Return one cause of a failed launch: a line, and below it what its crash has left.
+
+    Args:
+        cause: a part of the launch's message, with marks where stacks were.
+        failures: the failures of the launch.
+    """
+    line, *marks = re.split("\0([0-9]+)\0", cause)
+    ids = map(int, marks[::2])
+    line = " ".join("".join([line, *marks[1::2]]).split())
+    return line + next(filter(None, (_crash_text(failures.get(i)) for i in ids)), "")
 
 
 def _crash_text(error: BaseException | None) -> str:
@@ -80,7 +101,8 @@ def _crash_text(error: BaseException | None) -> str:
     if not isinstance(error, EnvCrash):
         return ""
     lines = [line.rstrip()[:_CRASH_LINE] for line in error.stderr_tail.splitlines()]
-    lines = [line for line in lines if line]
+    # Which extension modules were loaded, as faulthandler adds, says nothing of where it crashed.
+    lines = [line for line in lines if line and not line.startswith("Extension modules:")]
     left = len(lines) - _CRASH_LINES
     more = [f"... {left} more lines"] if left > 0 else []
     return "".join(f"\n    {line}" for line in [*lines[:_CRASH_LINES], *more])
@@ -186,6 +208,30 @@ def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence
         console.print(table(header, rows))
     lines = captured.get().splitlines()
     console.file.write("".join(f"{line.rstrip()}\n" for line in lines))
+
+
+def cell(text: str) -> str:
+    """Return the beginning of a text that may be long, to be a cell of a table."""
+    line = " ".join(text.split())
+    if len(line) <= _CELL:
+        return line
+    return f"{line[:_CELL].rpartition(' ')[0] or line[:_CELL]} ..."
+
+
+_CELL = 60
+
+
+def cut_texts(texts: Mapping[str, str]) -> str:
+    """Return the texts that cells of a table do not have whole, each once, as lines.
+
+    Args:
+        texts: texts by the name of the row, whose cells are made by `cell`.
+    """
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        if cell(text) != text:
+            names.setdefault(text, []).append(name)
+    return "".join(f"{'; '.join(of)}: {text}\n" for text, of in names.items())
 
 
 def failures_text(stats: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envmgr.cli.config_envs import env_name, factories_of, quiet_workers
-from envmgr.cli.exit_codes import DONE
+from envmgr.cli.exit_codes import DONE, FAILED
 from envmgr.cli.figures import (
     STDOUT,
     refuse_unwritable,
@@ -18,7 +18,16 @@ from envmgr.cli.figures import (
     write_text,
 )
 from envmgr.cli.progress import doing
-from envmgr.cli.texts import echo, listed, load_text, print_table, wide_console
+from envmgr.cli.texts import (
+    cell,
+    cut_texts,
+    echo,
+    error_text,
+    listed,
+    load_text,
+    print_table,
+    wide_console,
+)
 from envmgr.collect import make_policy, policy_seed
 from envmgr.config import to_plain
 from envmgr.config.checks import show_value
@@ -29,7 +38,7 @@ from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.texts import counted, short_time
 from envmgr.tuning.measuring import Act, PolicyOf
-from envmgr.tuning.tune import Row, Tuned, tune
+from envmgr.tuning.tune import NoSettingError, Row, Tuned, tune
 from envmgr.tuning.yaml_edit import edited
 from envmgr.types import EnvFactory
 
@@ -73,7 +82,11 @@ def execute(
         _try_to_write(out, force=force)
     try_to_write(json_file)
     shows = json_file != STDOUT
-    tuned = _tuned(resolved, factories, seconds, listed(kinds), shows)
+    try:
+        tuned = _tuned(resolved, factories, seconds, listed(kinds), shows)
+    except NoSettingError as error:  # whose message is made of what is shown as it stands
+        echo(f"envmgr: error: {error}", err=True)
+        return FAILED
     text = _tuned_text(resolved.text, overrides, tuned)
     # Files first: stdout may go to a disk that is full.
     unwritten = None if out is None else _written(out, text)
@@ -112,6 +125,7 @@ def _tuned(
             kinds=kinds,
             policy_of=_policy_of(resolved),
             say=say,
+            error_text=error_text,
         )
 
 
@@ -183,6 +197,7 @@ def _print(tuned: Tuned) -> None:
     beside = "beside now" if tuned.row_of(tuned.now).measured else "beside the slowest"
     header = ("setting", "steps/s", beside, "spread", "")
     print_table(wide_console(), header, [_cells(row, tuned) for row in rows])
+    echo(cut_texts({str(row.setting): row.error for row in rows if row.error}), nl=False)
     if others := [str(row.setting) for row in tuned.rows if row not in rows]:
         echo(f"not measured, for want of time or memory: {'; '.join(others)}")
     if notes := dict.fromkeys(row.note for row in rows if row.note):
@@ -194,7 +209,7 @@ def _cells(row: Row, tuned: Tuned) -> Sequence[str]:
     marks = [name for name in ("best", "now") if row.setting == getattr(tuned, name)]
     name = f"{row.setting} ({', '.join(marks)})" if marks else str(row.setting)
     if row.error:
-        return (name, "cannot be run", "", "", row.error[:80])
+        return (name, "cannot be run", "", "", cell(row.error))
     ratio = "" if row.ratio is None else f"{row.ratio:.2f} x"
     where = "" if row.is_choice else "in the trainer's process: not to be chosen"
     if not math.isinf(row.setting.wait_num):

@@ -120,13 +120,17 @@ class FilePolicy(Allowed):
             ConfigError: the module is not allowed; the message says what would allow it.
             MissingDependencyError: it is of a known package that is not installed.
         """
-        if _within(module, (*self.imports, "gymnasium", *OWN_MODULES)):
+        top, is_listed = module.partition(".")[0], self.allows(module)
+        if _within(module, ("gymnasium", *OWN_MODULES)):
             return
-        top = module.partition(".")[0]
-        for folder in self.folders:
+        if is_listed and (top in sys.modules or find(top) is not None):
+            return
+        for folder in self.folders:  # a module in the list may be there as well as any other
             if _is_found_in(folder, top):
                 _make_importable(folder, top, key)
                 return
+        if is_listed:  # the import says that there is none
+            return
         known = package_of_module(module) if registers else package_of_classes(module)
         if known is None:
             self._refuse_missing(top, name, key)
@@ -355,7 +359,8 @@ def _did_you_mean(missing: str, folders: Iterable[str] = ()) -> str:
         # Not "" itself: for it, Python looks at the folder that was current when it first looked.
         with contextlib.suppress(OSError):  # it may be gone
             places = [os.path.abspath(place) for place in (*folders, "", *sys.path[:1])]
-    alike = nearest(last, (found.name for found in pkgutil.iter_modules(places)))
+    there = {found.name for found in pkgutil.iter_modules(places)} - {missing}
+    alike = nearest(last, sorted(there))
     return f": did you mean {f'{above}.{alike}'.lstrip('.')!r}?" if alike else "."
 
 

@@ -1009,10 +1009,11 @@ class Repair:
     def _raise_exhausted(self, env: ManagedEnv, exceeded: str) -> None:
         cause = self._budget.first_cause(env.env_id)
         error = FailuresExhaustedError(
-            f"{exceeded}. It is not repaired any more; the other envs are as they were. Look at "
-            f"the first failure below, and then: raise that limit or lower failure_window_s, set "
-            f"on_exhausted: drop to go on without it, or call reset({{{env.env_id}: None}}) to "
-            f"have it repaired once more. First failure: {cause}",
+            f"{exceeded}. {env.name.capitalize()} is not repaired any more; the other envs are as "
+            f"they were. Look at the failure below, and then: raise that limit or lower "
+            f"failure_window_s, set on_exhausted: drop to go on without it, or call "
+            f"reset({{{env.env_id}: None}}) to have it repaired once more. The first failure of "
+            f"env {cause.env_id} that counted: {cause}",
             cause,
             env.env_id,
             exceeded,

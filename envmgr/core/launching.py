@@ -256,8 +256,10 @@ def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:
     first = failures[min(failures)]
     causes = _by_cause(failures)
     texts = "\n".join(f"- {text}" for text in list(causes.values())[:_MOST_CAUSES])
-    left = sum(map(len, list(causes)[_MOST_CAUSES:]))
-    more = f"\n- and {left} more, in the `failures` of this error" * (left > 0)
+    left = [env_id for env_ids in list(causes)[_MOST_CAUSES:] for env_id in env_ids]
+    more = ""
+    if left:
+        more = f"\n- and {len(left)} more ({env_ids_text(left)}), in the `failures` of this error"
     error = LaunchError(
         f"{len(failures)} of {counted(env_num, 'env')} could not be launched; everything is closed "
         f"again:\n"

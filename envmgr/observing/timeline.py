@@ -141,13 +141,13 @@ def _waits(notes: Notes, of_envs: Mapping[int, Sequence[Done]]) -> Iterator[dict
             gathered = gathers[at][0]
             if gathered <= after.began or after.what == STEP:
                 end = min(gathered, after.began)
-                yield _span("waits to be gathered", "wait", ENVS, env_id, one.ended, end)
+                yield _span("to be gathered", "wait", ENVS, env_id, one.ended, end)
             if after.what != STEP or gathered > after.began:
                 continue
             sent = bisect.bisect_right(sends, (after.began, float("inf"))) - 1
             if sent >= 0 and sends[sent][0] >= gathered:
                 begin = sends[sent][0]
-                yield _span("waits for the policy", "wait", ENVS, env_id, gathered, begin)
+                yield _span("for the policy", "wait", ENVS, env_id, gathered, begin)
 
 
 # -- reading ------------------------------------------------------------------------------------

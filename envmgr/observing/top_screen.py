@@ -7,6 +7,7 @@ such as textual, would be a dependency that nothing else needs, just for five ke
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import textwrap
@@ -183,9 +184,24 @@ def _text(lines: Sequence[tuple[str, str]], width: int) -> Text:
     from rich.text import Text
 
     # What other processes say may hold escape sequences.
-    shown = [(plain_line(line)[:width], style) for line, style in lines]
+    shown = [(_fitted(plain_line(line), width), style) for line, style in lines]
     parts = [Text(line, style, no_wrap=True, overflow="crop") for line, style in shown]
     return Text("\n", no_wrap=True, overflow="crop").join(parts)
+
+
+_CALL = re.compile(r'(?P<begin> *File ")(?P<path>.+)(?P<end>", line \d+,? in .+)')
+
+
+def _fitted(line: str, width: int) -> str:
+    """Return a line that is cut off at a width; of a call in a stack, its path is shortened."""
+    call = _CALL.fullmatch(line) if len(line) > width else None
+    if call is not None and "/" in call["path"]:
+        room = width - len(f"{call['begin']}...{call['end']}")
+        folders, slash, file = call["path"].rpartition("/")
+        kept = folders[len(folders) - max(room - len(slash + file), 0) :].partition("/")[2]
+        path = f"...{slash}{kept}{slash if kept else ''}{file}"
+        line = f"{call['begin']}{path}{call['end']}"
+    return line[:width]
 
 
 def watch(pid: int, *, interval_s: float, sort: str) -> None:

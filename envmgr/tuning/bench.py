@@ -76,4 +76,4 @@ def advice(found: Sequence[Measured[str]], peers: Sequence[Peer], config: Mappin
         text += " Share workers (--set manager.num_workers=auto); `envmgr tune` tries how many."
     else:
         text += " More envs (--set manager.env_num=64) share what waking a worker costs."
-    return f"{text} If they never crash, --set manager.type=base does the same."
+    return f"{text} If they never crash, --set manager.type=base steps them there, too."

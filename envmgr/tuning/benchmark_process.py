@@ -22,8 +22,9 @@ import cloudpickle
 from envmgr import pickles
 from envmgr.errors import EnvManagerError
 from envmgr.interpreters import clean_children, command_of_main, path_line
+from envmgr.texts import exit_text
 from envmgr.tuning.loops import Loop
-from envmgr.tuning.measuring import Course, PolicyOf, Runner, stepped_for
+from envmgr.tuning.measuring import Course, ErrorText, PolicyOf, Runner, stepped_for
 from envmgr.tuning.peers import Peer, loop_of
 from envmgr.tuning.settings import setting_of
 from envmgr.types import EnvFactory
@@ -31,8 +32,12 @@ from envmgr.types import EnvFactory
 _END_S = 10.0
 
 
+_MOST_OF_A_TEXT = 2000
+"""Characters of an error that is not envmgr's own, such as one with the traceback of a worker."""
+
+
 class ContestantError(EnvManagerError):
-    """A contestant cannot be run; the message says why."""
+    """A contestant cannot be run; the message says why, as a command shows it."""
 
 
 class Contestant:
@@ -43,6 +48,7 @@ class Contestant:
         factories: factories of the envs; a peer runs as many envs, all of the first factory.
         limit_s: how long the start may take, and how far a measurement may exceed its time.
         policy_of: returns the policy, for envmgr only; see `Course`.
+        error_text: returns the message of an error of envmgr's as it is shown.
 
     Raises:
         ContestantError: it did not start.
@@ -55,9 +61,10 @@ class Contestant:
         config: Mapping[str, Any],
         limit_s: float,
         policy_of: PolicyOf | None = None,
+        error_text: ErrorText = str,
     ) -> None:
         self._limit_s = limit_s
-        packed = pickles.dumps((peer, list(factories), dict(config), policy_of))
+        packed = pickles.dumps((error_text, (peer, list(factories), dict(config), policy_of)))
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
             command_of_main(__name__, "-W", "ignore"),
             stdin=subprocess.PIPE,
@@ -109,7 +116,7 @@ class Contestant:
             raise ContestantError(f"nothing came within {limit_s:.0f} s")
         answer = process.stdout.readline()
         if not answer:
-            raise ContestantError(f"its process ended with {process.wait()}")
+            raise ContestantError(f"its process ended: {exit_text(process.wait())}")
         found = json.loads(answer)
         if "error" in found:
             raise ContestantError(found["error"])
@@ -125,17 +132,22 @@ def main() -> None:
     def say(**found: Any) -> None:
         print(json.dumps(found), file=answer, flush=True)
 
+    error_text: ErrorText = str
     try:
-        what = cloudpickle.loads(base64.b64decode(lines.readline()))
+        error_text, what = cloudpickle.loads(base64.b64decode(lines.readline()))
         with clean_children():  # also of libraries that start theirs through multiprocessing
             runner = _opened(*what)
             say(value=None)
             for line in lines:
                 say(value=runner.run(*json.loads(line)))
             runner.close()
+    except EnvManagerError as error:
+        say(error=error_text(error))
     except Exception as error:  # whatever a library or an env raises
         text = " ".join(str(error).split())
-        say(error=f"{type(error).__name__}: {text}"[:300])
+        if len(text) > _MOST_OF_A_TEXT:  # of a traceback, the cause is at the end
+            text = f"... {text[-_MOST_OF_A_TEXT:].partition(' ')[2]}"
+        say(error=f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def _opened(

@@ -28,6 +28,9 @@ Act = Callable[[Mapping[int, Any]], Mapping[int, Any]]
 PolicyOf = Callable[[EnvManager], Act]
 """A function that returns the policy for a launched manager."""
 
+ErrorText = Callable[[EnvManagerError], str]
+"""A function that returns an error's message as a command shows it, in several lines if need be."""
+
 _ACTIONS = 257
 """How many actions are drawn for each env before the clock runs; not a power of two."""
 
@@ -137,17 +140,19 @@ class Stable:
 
     Args:
         say: called with the setting that is measured next.
+        error_text: returns an error's message as it is shown.
 
     Attributes:
-        errors: error messages by setting.
+        errors: error messages by setting, as they are shown.
     """
 
     def __init__(
         self,
         open_course: Callable[[Any], Runner],
         say: Callable[[str], None] = lambda text: None,
+        error_text: ErrorText = str,
     ) -> None:
-        self._open_course, self._say = open_course, say
+        self._open_course, self._say, self._error_text = open_course, say, error_text
         self._courses: dict[Any, Runner] = {}
         self.errors: dict[Any, str] = {}
 
@@ -162,7 +167,7 @@ class Stable:
                 lead_s += seconds / 2
             return self._courses[setting].run(seconds, lead_s)
         except EnvManagerError as error:
-            self.errors[setting] = " ".join(str(error).split())
+            self.errors[setting] = self._error_text(error)
             self.drop(setting)
             return 0.0
 

@@ -14,10 +14,11 @@ from envmgr.launch import cores_of
 from envmgr.proc import resident_bytes
 from envmgr.texts import counted
 from envmgr.transport.process.preflight import free_memory
-from envmgr.tuning.benchmark_process import Contestant
+from envmgr.tuning.benchmark_process import Contestant, ContestantError
 from envmgr.tuning.measuring import (
     MANY,
     Course,
+    ErrorText,
     PolicyOf,
     Runner,
     Stable,
@@ -35,6 +36,10 @@ _PATIENCE_S, _PATIENCE_SHARE = 10.0, 0.25
 """How long envs in one process may take to start, or hang: seconds, and a share of all the time."""
 
 
+class NoSettingError(EnvManagerError):
+    """No setting can be run; the message says why, as a command shows it."""
+
+
 @dataclass(frozen=True)
 class Row:
     """What is known of a setting.
@@ -43,7 +48,7 @@ class Row:
         measured: steps per second, at the pace of all laps; None if it was not measured.
         ratio: its speed relative to the present setting, the median over laps.
         spread: half of the interquartile range of those ratios, relative to their median.
-        error: why it cannot be run; empty if it can.
+        error: why it cannot be run, as a command shows it; empty if it can.
         note: what `num_workers: auto` has become, and why.
         is_choice: whether it can be the best one.
     """
@@ -88,6 +93,7 @@ def tune(
     kinds: Sequence[str] = (),
     policy_of: PolicyOf | None = None,
     say: Callable[[str], None] = lambda text: None,
+    error_text: ErrorText = str,
 ) -> Tuned:
     """Find the setting of a config that steps its envs fastest here.
 
@@ -99,10 +105,12 @@ def tune(
         kinds: registry keys to try; empty for those with workers.
         policy_of: returns the policy for a launched manager; None acts at random, at no cost.
         say: called with what is being done.
+        error_text: returns an error's message as it is shown.
 
     Raises:
         ConfigError: `limits.shared` or `limits.starts_per_s` is set, which trials would use up.
-        EnvManagerError: the env cannot be built and stepped, or no setting can be run.
+        NoSettingError: no setting can be run.
+        EnvManagerError: the env cannot be built and stepped.
     """
     end = time.monotonic() + seconds
     env_num = len(factories)
@@ -121,12 +129,16 @@ def tune(
         if setting in beside:  # a process of its own: an env may crash or hang it
             patience_s = max(_PATIENCE_S, _PATIENCE_SHARE * seconds)
             keys = {**config, **setting.as_config()}
-            return Contestant(None, factories, keys, patience_s, policy_of)
+            return Contestant(None, factories, keys, patience_s, policy_of, error_text)
         course = Course(setting, config, factories, policy_of)
         notes[setting] = _note(course)
         return course
 
-    with contextlib.closing(Stable(opened, say)) as stable:
+    def shown(error: EnvManagerError) -> str:
+        # That of a contestant is shown already, by its process.
+        return str(error) if isinstance(error, ContestantError) else error_text(error)
+
+    with contextlib.closing(Stable(opened, say, shown)) as stable:
         left_s = max(end - time.monotonic() - one.launch_s, _LEAST_SHARE * seconds)
         window = window_of(left_s, trial)
         most = most_entrants(
@@ -148,7 +160,7 @@ def tune(
         )
     if not best.rate:
         why = stable.errors.get(now) or next(iter(stable.errors.values()), "it takes no step")
-        raise EnvManagerError(f"no setting can be run: {why}")
+        raise NoSettingError(f"no setting can be run: {why}")
     return Tuned(
         profile=one.profile,
         worker_bytes=one.worker_bytes,

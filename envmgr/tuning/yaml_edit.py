@@ -63,7 +63,8 @@ def _with_value(text: str, path: _Path, value: Any, note: str) -> str:
     if node is None:
         raise KeyError(path)
     if depth == len(path):
-        return _replaced(text, node, value, note)
+        line = node.start_mark.line if key_node is None else key_node.start_mark.line
+        return _replaced(text, node, line, value, note)
     if not isinstance(node, yaml.MappingNode):  # `manager:` with nothing below it
         if parent is None or parent.flow_style or key_node is None or node.value:
             raise KeyError(path)
@@ -84,14 +85,22 @@ def _with_value(text: str, path: _Path, value: Any, note: str) -> str:
     return _inserted(text, first, line - 1, indent, path[depth:], value, note)
 
 
-def _replaced(text: str, node: yaml.Node, value: Any, note: str) -> str:
+def _replaced(text: str, node: yaml.Node, line: int, value: Any, note: str) -> str:
+    """Return the text with another value of the key in a line.
+
+    The note stands behind the value, or above the key where the user has a comment behind it, which
+    may go on in the next line.
+    """
     begin, end = node.start_mark.index, node.end_mark.index
     after = text[end:]
     rest, newline, more = after.partition("\n")
     if note and not rest.strip():
         rest = f"  # {note}"
     elif note and rest.lstrip().startswith("#"):
-        rest = f"{rest.rstrip()} ({note})"
+        *above, own = text[:begin].split("\n")[: line + 1]
+        indent = " " * (len(own) - len(own.lstrip()))
+        begun = "\n".join([*above, f"{indent}# {note}", *text[:begin].split("\n")[line:]])
+        return f"{begun}{_scalar(value)}{after}"
     return f"{text[:begin]}{_scalar(value)}{rest}{newline}{more}"
 
 

@@ -349,11 +349,12 @@ class TestFailures:
         summary = summary_in(tmp_path / "out")
         assert summary["ending"] == "failed"
         assert summary["steps"] == sum(e["length"] for e in episodes_in(tmp_path / "out")) > 0
-        limit, first, kept = result.err.strip().splitlines()[-3:]
+        limit, first, hint, kept = result.err.strip().splitlines()[-4:]
         assert limit.startswith("envmgr: error: env 0 failed 3 times within 60 s")
         assert "--set manager.on_exhausted=drop" in limit
         assert "reset(" not in limit  # nobody can call that here
         assert first.startswith("  env 0 (generation 0) raised RuntimeError in its step: lost")
+        assert hint == "(--traceback shows where in the env's code.)"
         kinds = f"{summary['episodes']} episodes, {summary['abnormal_episodes']} abnormal ones"
         assert f"{kinds} and " in kept
         assert kept.endswith("timesteps had been collected and are kept in out")
@@ -369,8 +370,9 @@ class TestFailures:
         fault = ("--set", "env.kwargs.fault=build")
         result = envmgr("run", "c.yaml", *FAULTY, *fault, "--output", "out")
         assert result.code == 1
-        error, cause, kept = result.err.strip().splitlines()
+        error, cause, hint, kept = result.err.strip().splitlines()
         assert error.startswith("envmgr: error: 3 of 3 envs could not be launched")
+        assert hint == "(--traceback shows where in the env's code.)"
         assert cause.startswith("  - envs 0, 1, 2 (generation 0) raised ValueError in their con")
         assert ": no licence for this simulator" in cause
         assert kept == "envmgr: the run failed; nothing had been collected; see out"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +41,56 @@ def test_what_init_writes_can_be_benched(
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert set(rows) == {"envmgr", "gymnasium AsyncVectorEnv", "gymnasium SyncVectorEnv"}
     assert all(row["steps_per_s"] > 0 and not row["error"] for row in rows.values())
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("fault", ["step", "build", "segfault"])
+def test_envs_that_fail_are_told_of_as_by_run(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    lost = "the physics of this world has diverged: the velocity of body 7 is nan after 3 substeps"
+    Path("bench_failing.py").write_text(
+        "import faulthandler\n"
+        "import gymnasium\n"
+        "class Env(gymnasium.Env):\n"
+        "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def __init__(self, fault):\n"
+        "        self.fault = fault\n"
+        "        if fault == 'build':\n"
+        "            self.step(0)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return 0, {}\n"
+        "    def step(self, action):\n"
+        "        if self.fault == 'segfault':\n"
+        "            faulthandler._sigsegv()\n"
+        f"        raise ValueError({lost!r})\n"
+    )
+    Path("c.yaml").write_text(
+        f"env: {{entry: 'bench_failing:Env', kwargs: {{fault: {fault}}}}}\n"
+        "manager: {type: subprocess, env_num: 2, max_failures: 1, failure_window_s: 1000}\n"
+    )
+    args = ["bench", "c.yaml", "--laps", "1", "--seconds", "0.5", "--peers", "syncvector"]
+    try:
+        assert main(args) == 1
+    finally:
+        sys.modules.pop("bench_failing", None)
+    out, err = capsys.readouterr()
+    assert "gymnasium SyncVectorEnv" in out
+    assert max(len(line) for line in out.splitlines() if " cannot be run " in line) < 140
+    head, cause, *dump = err.splitlines()
+    assert head.startswith("envmgr: error: envmgr itself cannot run them: ")
+    assert "reset(" not in err
+    assert "Traceback" not in err
+    if fault == "segfault":
+        assert "its process ended: killed by SIGSEGV" in out
+        assert "died during step: killed by SIGSEGV, at bench_failing.py:13 in step" in cause
+        assert dump[0] == "    Fatal Python error: Segmentation fault"
+    else:
+        assert f"ValueError: {lost}\n" in out
+        assert cause.endswith(lost)
+        assert not dump
 
 
 @pytest.mark.parametrize(

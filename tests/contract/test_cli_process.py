@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -394,6 +395,30 @@ class TestSignals:
         code, _, err = cli.end()
         assert (code, err.strip()) == (130, "envmgr: interrupted")
         assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("stderr_is_closed", [False, True])
+    def test_while_it_imports_the_command_line(
+        self, tmp_path: Path, stderr_is_closed: bool
+    ) -> None:
+        script = """
+            import sys
+            from envmgr.__main__ import main
+
+            class Interrupts:
+                def find_spec(self, name, path, target=None):
+                    if name == "envmgr.cli":
+                        raise KeyboardInterrupt
+
+            sys.meta_path.insert(0, Interrupts())
+            sys.exit(main())
+        """
+        closes = "2>&-" if stderr_is_closed else ""
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$0" "$@" {closes}', sys.executable, "-c", textwrap.dedent(script)],
+            **{"cwd": tmp_path, "capture_output": True, "text": True, "timeout": PATIENCE_S},
+        )
+        said = "" if stderr_is_closed else "envmgr: interrupted"
+        assert (done.returncode, done.stderr.strip()) == (130, said)
 
 
 class TestPipes:

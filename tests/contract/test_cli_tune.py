@@ -25,6 +25,7 @@ from envmgr.tuning.tune import Row, Tuned
 from envmgr.worker.profiling import Profile, Trial
 
 ENVS = """
+import fcntl
 import os
 import sys
 
@@ -37,13 +38,25 @@ class Plain(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
     n_steps = 0
 
-    def __init__(self, fault=None, breaks=0, ends_trainers=False, hangs=False, dies=0):
+    def __init__(
+        self, fault=None, breaks=0, ends_trainers=False, hangs=False, dies=0, licence=""
+    ):
         self.hangs, self.dies = hangs, dies
         if ends_trainers and sys.argv[-1].endswith("benchmark_process"):
             os._exit(3)
         self.breaks = breaks
         if fault:
             raise ValueError(fault)
+        if licence:
+            self.held = open(licence, "w")
+            try:
+                fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RuntimeError("the licence is taken") from None
+
+    def close(self):
+        if hasattr(self, "held"):
+            self.held.close()
 
     def reset(self, *, seed=None, options=None):
         self.n = 0
@@ -109,7 +122,7 @@ def test_an_env_that_ends_the_process_it_is_in_does_not_end_the_tuning(
 ) -> None:
     args = ["tune", "c.yaml", "--seconds", "0.5", "--json", "f.json", "--kinds", "subprocess"]
     assert main([*args, "--set", "env.kwargs={ends_trainers: true}"]) == 0
-    assert "ended with 3" in capsys.readouterr().out
+    assert "its process ended: exit code 3" in capsys.readouterr().out
     rows = json.loads((folder / "f.json").read_text())["rows"]
     (row,) = (row for row in rows if row["error"])
     assert row["setting"]["type"] == "base"
@@ -135,6 +148,34 @@ def test_an_env_that_dies_at_once_is_not_tuned(
     err = capsys.readouterr().err
     assert "an env by itself could not be measured in 8 attempts" in err
     assert "died during random steps: exit code 3" in err
+
+
+def test_why_no_setting_can_be_run_is_said_as_run_says_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["tune", "c.yaml", "--seconds", "0.5", "--json", "f.json", "--kinds", "subprocess"]
+    assert main([*args, "--set", f"env.kwargs={{licence: {folder / 'here.lock'}}}"]) == 1
+    head, *causes = capsys.readouterr().err.splitlines()
+    assert head.startswith("envmgr: error: no setting can be run: ")
+    assert head.endswith(" could not be launched; everything is closed again:")
+    assert causes
+    for cause in causes:
+        assert cause.startswith("  - env")
+        assert cause.endswith("raised RuntimeError in its construction: the licence is taken")
+
+
+def test_errors_of_settings_are_cut_in_the_table_and_whole_below_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = "1 of 2 envs could not be launched; everything is closed again:\n  - env 0 has "
+    error += "no licence " * 40
+    best, now = _row("thread", None, 1.5), Row(Setting("subprocess"), error=error)
+    profile = Profile(Trial(1, 1.0, 0.0, 1, 1, 1.0), (1.0,), (1.0,))
+    rows = (best, now, Row(Setting("subprocess", 1), error=error))
+    _print(Tuned(profile, None, now.setting, best.setting, rows, {"type": "thread"}))
+    printed = capsys.readouterr().out
+    assert printed.count("could not be launched; everything is closed ...\n") == 2
+    assert printed.count(f"{now.setting}; {rows[2].setting}: {error}\n") == 1
 
 
 @pytest.mark.timeout(120)
@@ -199,9 +240,9 @@ def test_a_setting_whose_steps_return_some_of_the_timesteps_says_so() -> None:
     assert said.endswith("give --kinds subprocess.")
     assert _cells(best, tuned)[-1] == "a step returns 4 of the timesteps, or more"
     assert _cells(now, tuned)[-1] == ""
-    assert "type: async_subprocess  # kept (tuned, was subprocess: 2.00 x" in _tuned_text(
-        CONFIG, [], tuned
-    )
+    tuned_text = _tuned_text(CONFIG, [], tuned)
+    assert "  # tuned, was subprocess: 2.00 x" in tuned_text
+    assert "  type: async_subprocess  # kept\n" in tuned_text
 
 
 @pytest.fixture

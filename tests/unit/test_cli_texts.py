@@ -97,11 +97,32 @@ class TestErrorText:
         ]
         assert lines[2:] == [*(f"    frame {i}" for i in range(6)), "    ... 34 more lines"]
 
+    def test_has_what_each_crash_of_a_launch_has_left_below_its_own_cause(self) -> None:
+        failures: dict[int, Any] = {2: crashed(2, 1), 4: raised(4), 5: crashed(5, 2)}
+        causes = "\n".join(f"- {f}" for f in failures.values())
+        more = "- and 2 more (envs 6, 7), in the `failures` of this error"
+        error = LaunchError(f"5 of 8 could not:\n{causes}\n{more}", failures)
+        assert error_text(error).splitlines()[1:] == [
+            "  - the worker of env 2 died: killed by SIGSEGV",
+            "    frame 0",
+            "  - env 4 raised ValueError: boom",
+            "  - the worker of env 5 died: killed by SIGSEGV",
+            "    frame 0",
+            "    frame 1",
+            "  - and 2 more (envs 6, 7)",
+        ]
+
+    def test_of_a_crash_does_not_list_the_modules_that_were_loaded(self) -> None:
+        tail = "Fatal Python error: Aborted\n\nframe 0\n\nExtension modules: numpy.a, numpy.b"
+        crash = EnvCrash("it died", env_id=0, during="step", stderr_tail=f"{tail} (total: 2)")
+        assert error_text(crash) == "it died\n    Fatal Python error: Aborted\n    frame 0"
+
     def test_of_a_spent_budget_names_what_a_command_can_do(self) -> None:
         text = "too many. Call reset({0: None})"
         error = FailuresExhaustedError(text, crashed(0, 1), exceeded="env 0 failed 4 times")
         said = error_text(error)
         assert said.startswith("env 0 failed 4 times. To go on")
+        assert ". The first failure of env 0 that counted:\n" in said
         assert said.endswith("  the worker of env 0 died: killed by SIGSEGV\n    frame 0")
         assert "reset(" not in said
 

@@ -219,6 +219,36 @@ def test_module_beside_the_file_is_found_and_its_folder_stays_on_the_path(
     assert sys.path == [*before, str(own)]
 
 
+def test_module_beside_the_file_is_found_if_it_is_in_the_list_too(own: Path) -> None:
+    write(own, "cfgtest_mine.py", MAKE)
+    policy = FilePolicy(("cfgtest_mine", "cfgtest_absent"), folders=(own,))
+    assert import_object("cfgtest_mine:make_env", allow=policy)
+    with pytest.raises(ConfigError, match="there is no 'cfgtest_absent'"):
+        import_object("cfgtest_absent:make_env", allow=policy)
+
+
+def test_a_list_lets_no_module_of_the_folder_take_the_place_of_another(
+    own: Path, installed: Path
+) -> None:
+    write(installed, "cfgtest_same.py", MAKE)
+    write(own, "cfgtest_same.py", "raise SystemExit('the wrong one ran')")
+    before = list(sys.path)
+    policy = FilePolicy(("cfgtest_same",), folders=(own,))
+    assert import_object("cfgtest_same:make_env", allow=policy)
+    assert sys.path == before
+
+
+def test_the_name_that_is_missing_is_not_suggested(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(own, "cfgtest_mine.py", MAKE)
+    monkeypatch.chdir(own)  # which is not where Python looks
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    with pytest.raises(ConfigError, match="there is no 'cfgtest_mine'") as caught:
+        import_object("cfgtest_mine:make_env")
+    assert "did you mean" not in str(caught.value)
+
+
 def test_path_is_left_alone_when_nothing_of_the_folder_is_used(
     own: Path, policy: FilePolicy
 ) -> None:

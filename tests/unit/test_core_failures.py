@@ -892,6 +892,20 @@ def fail_once(rig: Rig, env_id: int) -> None:
     rig.deliver(env_id)
 
 
+def test_a_spent_budget_says_whose_failure_it_names_where_another_env_failed_before() -> None:
+    policy = FailurePolicy(max_failures=9, max_failures_total=1)
+    rig = Rig(2, policy=policy).launch()
+    for env_id in (1, 0):
+        rig.send(env_id)
+        rig.fail(env_id)
+    fatal = rig.supervisor.repair.take_fatal()
+    assert isinstance(fatal, FailuresExhaustedError)
+    assert fatal.failure.env_id == 0
+    assert "all envs together failed 2 times" in str(fatal)
+    assert "Env 0 is not repaired any more" in str(fatal)
+    assert f"The first failure of env 0 that counted: {fatal.failure}" in str(fatal)
+
+
 def test_each_of_several_fatal_errors_is_raised_by_a_call_of_its_own() -> None:
     rig = Rig(3, policy=FailurePolicy(max_failures=0)).launch()
     rig.send({0: 1, 1: 1, 2: 1})

@@ -148,12 +148,14 @@ def test_all_failures_are_in_one_error() -> None:
 
 
 def test_a_long_list_of_failures_is_shown_in_part() -> None:
-    faults = {(i, Op.HELLO): (f"reason {i}", ALWAYS) for i in range(6)}
-    error = launch_error(Rig(6, answer=Faulty(faults)))
-    assert len(error.failures) == 6
-    assert "reason 2" in str(error)
-    assert "reason 3" not in str(error)
-    assert "and 3 more, in the `failures` of this error" in str(error)
+    faults = {(i, Op.HELLO): (f"port 500{i} is taken", ALWAYS) for i in range(64)}
+    faults[62, Op.HELLO] = faults[0, Op.HELLO]
+    error = launch_error(Rig(64, answer=Faulty(faults)))
+    assert len(error.failures) == 64
+    assert "- envs 0, 62 (generation 0) raised" in str(error)
+    assert "port 5002 is taken" in str(error)
+    assert "port 5003 is taken" not in str(error)
+    assert "- and 60 more (envs 3 to 61, 63), in the `failures` of this error" in str(error)
 
 
 def test_what_all_envs_fail_with_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -165,9 +165,11 @@ def test_reports_of_fatal_signals_have_the_frames_of_envs_only(
     assert words.take(0) == f"Fatal Python error: Aborted\n\n{OF_ENVS}"
 
 
-def test_a_stack_of_nothing_else_is_shown_whole() -> None:
-    ours = "\n".join(STACKS.splitlines()[9:10] + STACKS.splitlines()[12:])
-    assert of_envs(ours) == ours.strip()
+def test_of_a_stack_of_nothing_else_the_calls_that_serve_envs_are_shown() -> None:
+    # But not how the process came to them, which is some twenty calls of the worker server.
+    ours = STACKS.splitlines()[8:9] + STACKS.splitlines()[11:]
+    assert "Current thread" in ours[0]
+    assert of_envs("\n".join(ours)) == "\n".join(ours[:2])
 
 
 def test_stacks_go_into_a_file_that_others_find_and_empty(

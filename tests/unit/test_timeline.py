@@ -85,19 +85,24 @@ def test_everything_that_was_noted_has_its_place(tmp_path: Path) -> None:
     assert of(found, "repair") == [(ENVS, 1, 12.5, 1.0)]
     assert of(found, "close") == [(TRAINER, 0, 14.0, 0.5)]
     assert len(of(found, "step")) == 5
-    assert of(found, "waits to be gathered") == [(ENVS, 0, 10.2, 0.8), (ENVS, 0, 12.2, 0.8)]
-    assert of(found, "waits for the policy") == [(ENVS, 0, 11.0, 1.0)]
+    assert of(found, "to be gathered") == [(ENVS, 0, 10.2, 0.8), (ENVS, 0, 12.2, 0.8)]
+    assert of(found, "for the policy") == [(ENVS, 0, 11.0, 1.0)]
     names = {event["args"]["name"] for event in found if event["ph"] == "M"}
     assert names == {"trainer", "workers", "envs", "public calls", "worker 0", "env 0", "env 1"}
     totals = totals_of(found)
     assert totals["call step"] == (2, pytest.approx(2.0))
     assert totals["env step"] == (3, pytest.approx(0.4))
+    # `envmgr trace` prints the category in front of the name: together they read as English.
+    assert {key for key in totals if key.startswith("wait ")} == {
+        "wait to be gathered",
+        "wait for the policy",
+    }
 
 
 def test_of_a_sample_no_waits_are_made_up() -> None:
     steps = [Done(STEP, 0, 10.1, 10.2, 0), Done(STEP, 0, 12.1, 12.2, 7)]
     found = trace_of(NOTES._replace(done=[steps]))["traceEvents"]
-    assert of(found, "waits to be gathered") == of(found, "waits for the policy") == []
+    assert of(found, "to be gathered") == of(found, "for the policy") == []
 
 
 ODD_EVENTS = (

@@ -116,6 +116,26 @@ def test_the_stacks_of_an_env_are_those_of_its_worker(monkeypatch: pytest.Monkey
     assert shown(view, [one])[-1].startswith("q quit")
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_paths_of_calls_are_shortened_and_not_their_names(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    call = (
+        '  File "/work/site-packages/gymnasium/envs/classic_control/cartpole.py", line 195 in step'
+    )
+    monkeypatch.setattr(top_screen.Stacks, "of", lambda self, pid: call)
+    one = board(1)
+    one.pids[0] = 4711
+    view = LiveTop(7, "env")
+    shown(view, [one], width)
+    view.press("enter")
+    (line,) = (line for line in shown(view, [one], width) if "File" in line)
+    assert len(line) <= width
+    assert line.endswith('cartpole.py", line 195 in step')
+    assert (line == call) == (width == 200)
+    assert width == 200 or '".../' in line, "cut between folders"
+
+
 def test_a_trainer_that_launches_is_waited_for() -> None:
     view = LiveTop(os.getpid(), "env")
     lines = shown(view, "process 7 has no manager that is launched")

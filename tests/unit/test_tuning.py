@@ -310,7 +310,14 @@ def test_comments_stay_where_they_are() -> None:
     )
     marked = edited(TEXT, changes, {("manager", "type"): "tuned"})
     (line,) = (one for one in TEXT.splitlines() if "type:" in one)
-    assert f"{line.replace(': subprocess', ': async_subprocess')} (tuned)\n" in marked
+    line = line.replace(": subprocess", ": async_subprocess")
+    assert f"manager:\n  # tuned\n{line}\n  env_num: 8\n" in marked, "the comment is the user's"
+
+
+def test_a_note_leaves_a_comment_that_goes_on_in_the_next_line_as_it_is() -> None:
+    text = "manager:\n  num_workers: auto  # as many as\n                     # there are cores\n"
+    found = edited(text, {("manager", "num_workers"): 2}, {("manager", "num_workers"): "tuned"})
+    assert found == text.replace("  num_workers: auto", "  # tuned\n  num_workers: 2")
 
 
 @pytest.mark.parametrize(

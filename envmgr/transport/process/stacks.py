@@ -115,7 +115,10 @@ def _is_watch(lines: list[str]) -> bool:
 
 def _of_env(lines: list[str]) -> list[str]:
     inner = list(itertools.takewhile(lambda line: not line.startswith(_OURS), lines))
-    return inner if len(inner) > 1 else lines  # the first says which thread it is
+    if len(inner) > 1:  # the first says which thread it is
+        return inner
+    # It is between two calls of the env; how its process came to serve envs tells nothing of that.
+    return [*lines[:1], *itertools.takewhile(lambda line: line.startswith(_OURS), lines[1:])]
 
 
 def _listens(pid: int, status: dict[str, str]) -> bool:
