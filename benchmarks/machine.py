@@ -59,7 +59,7 @@ def when() -> dict[str, str]:
     """Return the date, and the commit of this checkout: both go with what is measured."""
     found = {"date": datetime.date.today().isoformat()}
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        changed = _git("diff", "--name-only", "HEAD", "--", "envmgr")
+        changed = _git("diff", "--name-only", "HEAD", "--", ":/envmgr")
         found["commit"] = _git("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
     return found
 

@@ -11,20 +11,20 @@ _INTERRUPTED = 130
 def main() -> int:
     """Run the command line and return the exit code."""
     try:
-        try:
-            from envmgr.cli import main as command_line
-        except ModuleNotFoundError as error:
-            if error.name != "envmgr.cli":
-                raise
-            sys.exit("envmgr: error: this installation lacks envmgr.cli: there are no commands")
-        return command_line()
+        from envmgr.cli import main as command_line
+    except ModuleNotFoundError as error:
+        if error.name != "envmgr.cli":
+            raise
+        sys.exit("envmgr: error: this installation lacks envmgr.cli: there are no commands")
     except KeyboardInterrupt:  # before the command line could take care of it
+        import contextlib
         import signal
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one is harmless
-        if sys.stderr is not None:  # the shell may have closed it (`2>&-`)
-            print("\nenvmgr: interrupted", file=sys.stderr)
+        with contextlib.suppress(OSError, AttributeError):  # stderr may be closed (`2>&-`)
+            sys.stderr.write("\nenvmgr: interrupted\n")
         return _INTERRUPTED
+    return command_line()
 
 
 if __name__ == "__main__":

@@ -263,7 +263,16 @@ class Episodes:
         # A reset that has a limit of its own, or none where steps have one, is no part of a step.
         inplace = self._rules.reset_inplace and not self._hosts.limits.limit_episodes
         params = {} if isinstance(env.reset_params, Once) else env.reset_params
-        return EpisodePlan(self._hosts_begin, left, params, inplace)
+        return EpisodePlan(self._hosts_begin and not self._holds_back(env), left, params, inplace)
+
+    def _holds_back(self, env: ManagedEnv) -> bool:
+        """Return whether the next episode of an env waits for the replacement of its host.
+
+        A host that is worn says so at each end of an episode. One in which a run was restored does
+        not know that there were envs that waited for that.
+        """
+        inplace = self._rules.reset_inplace  # then a user waits for the reset
+        return env.group.is_to_be_replaced and not env.shares_env and not inplace
 
     def end(self, env: ManagedEnv, after: int) -> None:
         """End the episode that ended with the step that has just been reported.
@@ -293,7 +302,8 @@ class Episodes:
         elif after == AfterStep.WANTS_RECYCLING:
             self._await_new_host(env)
         elif self._rules.auto_reset:
-            self.begin(env)
+            begin = self._await_new_host if self._holds_back(env) else self.begin
+            begin(env)
         else:
             self._hosts.settle(env)
             self.replace_host(env.group)
@@ -524,6 +534,9 @@ class ExplicitResets:
     def restore(self, restorations: Mapping[int, tuple[SavedEnv, EnvRecord]]) -> None:
         """Restore envs that are at rest to what they were."""
         self._statistics.has_generations = True
+        for env_id, (_, known) in restorations.items():
+            if known.waits:  # before its neighbours' plans are made
+                self._table.envs[env_id].group.is_to_be_replaced = True
         for env_id, (saved, known) in restorations.items():
             env = self._table.envs[env_id]
             self._cancel(env)

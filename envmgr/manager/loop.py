@@ -76,6 +76,8 @@ class ManagerLoop:
 
     def _legal_actions(self, ready: Iterable[int]) -> dict[int, Any]:
         """Return random actions for the envs whose newest info has a mask of legal ones."""
+        if has_mask(self.manager.observation_space):  # which `random_action` has heeded
+            return {}
         stepped = self.latest() if self.gathered else {}
         begun = [i for i in ready if i not in stepped or stepped[i].done]
         infos = dict(zip(begun, self.manager.reset_infos(begun), strict=True))

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from envmgr.env.play import RandomPlay
 from envmgr.errors import EnvCrash, EnvTimeout
 from envmgr.interruptible import InterruptibleEvent, join_thread, start_thread
+from envmgr.transport.process.stacks import Stacks
 from envmgr.transport.process.threads import thread_name
 from envmgr.types import EnvTimestep
 
@@ -29,7 +30,7 @@ ATTEMPTS = 8
 
 LESS = 8
 """By this factor, less is done at the next attempt, so that it ends before an env that fails at
-random does so: the last attempt takes a step or two."""
+random does so: the last attempt of a measurement takes a step or two."""
 
 LEAST_LIMIT_S = 2.0
 """The time limit of steps and resets of an env that has hung, if they are much faster."""
@@ -67,11 +68,17 @@ class Tally:
         is_new = path is None
         if path is None:
             handle, path = tempfile.mkstemp(prefix="envmgr-tally-")
-            os.write(handle, bytes(8 * _FIELDS))
             os.close(handle)
         self.path, self._is_own = path, is_new
-        with open(path, "r+b") as file:
-            self._area = mmap.mmap(file.fileno(), 8 * _FIELDS)
+        try:
+            with open(path, "r+b") as file:
+                if is_new:
+                    file.truncate(8 * _FIELDS)
+                self._area = mmap.mmap(file.fileno(), 8 * _FIELDS)
+        except BaseException:
+            if is_new:
+                os.unlink(path)
+            raise
         self._values = memoryview(self._area).cast("d")
         self._began = 0.0
         if is_new:
@@ -127,19 +134,21 @@ class Tally:
 
         Raises:
             EnvHang: a step or a reset was not over in time. Later ones may have less time: 50 times
-                as long as the longest that was over, and two seconds in any case.
+                as long as the longest that was over, or half of the limit if none was, and two
+                seconds in any case.
             Exception: whatever the call raises.
         """
-        values, is_over, has_ended_it = self._values, InterruptibleEvent(), list[int]()
+        values, is_over, stacks = self._values, InterruptibleEvent(), list[str]()
         values[_DEADLINE] = 0.0  # that of a worker that died in a step
 
         def watch() -> None:
             while not is_over.wait(_LOOKS_S):
                 deadline, pid = values[_DEADLINE], int(values[_PID])
                 if 0.0 < deadline < time.monotonic() and pid != os.getpid():
+                    found = Stacks().of(pid)
                     with contextlib.suppress(ProcessLookupError):  # it has died by itself
-                        os.kill(pid, signal.SIGABRT)  # which has it say where it is
-                        has_ended_it.append(pid)
+                        os.kill(pid, signal.SIGKILL)
+                        stacks.append(found)
                     return
 
         watcher = threading.Thread(target=watch, name=thread_name("tally"), daemon=True)
@@ -149,20 +158,20 @@ class Tally:
         except EnvCrash as failure:
             is_over.set()
             join_thread(watcher)  # so that it has noted what it did
-            if not has_ended_it:
+            if not stacks:
                 raise
-            raise self._hang(failure) from failure
+            raise self._hang(failure, stacks[0]) from failure
         finally:
             is_over.set()
             join_thread(watcher)
 
-    def _hang(self, failure: EnvCrash) -> EnvHang:
+    def _hang(self, failure: EnvCrash, stacks: str) -> EnvHang:
         """Return what is known of a worker that was ended, and be less patient from now on."""
         values, kind = self._values, int(self._values[_KIND])
-        limit_s = values[_LIMITS + kind]
-        shorter_s = max(LEAST_LIMIT_S, _PATIENCE * values[_LONGEST + kind])
-        values[_LIMITS + kind] = min(limit_s, shorter_s)
-        stacks = failure.stderr_tail.replace("Fatal Python error: Aborted\n\n", "").rstrip()
+        limit_s, longest_s = values[_LIMITS + kind], values[_LONGEST + kind]
+        # The first ones may be far slower than the others, where code or files are loaded.
+        shorter_s = _PATIENCE * longest_s if longest_s else limit_s / 2
+        values[_LIMITS + kind] = min(limit_s, max(LEAST_LIMIT_S, shorter_s))
         return EnvHang(
             f"env {failure.env_id} (generation {failure.generation}) hung: a {_NAMES[kind]} of "
             f"it was not over within {limit_s:g} s"

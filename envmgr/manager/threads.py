@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -114,6 +115,7 @@ class CallThread(SoleThread):
         super().__init__(thread_name("calls of coroutines"))
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.is_busy = False
+        self._has_ended = False
 
     async def run(
         self,
@@ -133,6 +135,8 @@ class CallThread(SoleThread):
         self.start()
         job = _Job(call)
         self._jobs.put(job)
+        if self._has_ended:  # then the thread may have gone
+            self._make_late_calls()
         try:
             cancelled = await job.done.until_cancelled()
         except BaseException:  # Ctrl-C, where it is no cancellation; or the loop has ended
@@ -152,6 +156,7 @@ class CallThread(SoleThread):
 
     def end(self) -> None:
         """End the thread, once it has made its calls."""
+        self._has_ended = True  # before the last job
         thread = self.thread
         if thread is not None:
             self._jobs.put(None)
@@ -162,3 +167,12 @@ class CallThread(SoleThread):
         while (job := self._jobs.get()) is not None:
             job.run()
             del job
+        self._make_late_calls()
+
+    def _make_late_calls(self) -> None:
+        """Make calls that came while the thread ended; they say that the manager is closed."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not None:
+                    job.run()

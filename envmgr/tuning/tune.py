@@ -204,8 +204,10 @@ def _try_one(config: Mapping[str, Any], factories: Sequence[EnvFactory], seconds
     bears = {"on_failure": "recover", "max_failures": MANY}  # `measure_one` tries it several times
     plain = {**config, "env_num": 1, "seed": None, **bears}
     if reset_s is not None:
-        # It is the limit of all that `measure_one` does as well, which has its own for each step.
-        plain["reset_timeout"] = max(reset_s, step_s or 0.0) + 2 * seconds
+        # It is the limit of all that `measure_one` does as well, with two or three resets: none if
+        # steps have none. That one has its own for each step and reset.
+        all_s = None if step_s is None else 3 * reset_s + 2 * step_s + 2 * seconds
+        plain["reset_timeout"] = all_s
     course = Course(Setting(pair_of(config["type"])[0]), plain, factories[:1])
     launch_s = time.monotonic() - began
     with contextlib.closing(course) as course:

@@ -348,8 +348,8 @@ class _Fuzzer:
         return pieces
 
 
-_OF_PYTHON = {"_suggestions"}
-"""What formatting a traceback imports, from Python 3.13 on."""
+_OF_PYTHON = {"_suggestions", "encodings.raw_unicode_escape"}
+"""What formatting a traceback imports, from Python 3.13 on; and a codec that pickles have texts in."""
 
 
 def fuzz_frames(n_mutated: int, seed: int = 0) -> FrameReport:

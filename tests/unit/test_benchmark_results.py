@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,10 +80,26 @@ def test_no_part_of_a_case_is_added(
     assert "--add takes whole cases" in capsys.readouterr().err
 
 
-def test_what_is_measured_says_of_which_commit(benchmarks: Benchmarks) -> None:
+def test_what_is_measured_says_of_which_commit(
+    benchmarks: Benchmarks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = benchmarks("machine")
     assert machine.when_text({"date": "2026-11-28"}) == "2026-11-28"  # before commits were noted
     text = machine.when_text({"date": "2026-11-28", "commit": "cd0d41d2"})
     assert text == "2026-11-28, commit cd0d41d2"
-    noted = machine.when()
-    assert re.fullmatch(r"[0-9a-f]{8,}\+?", noted.get("commit", "01234567"))  # or no git
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    module, measured = tmp_path / "benchmarks/machine.py", tmp_path / "envmgr/core.py"
+    monkeypatch.setattr(machine, "__file__", str(module))
+    for file in (module, measured):
+        file.parent.mkdir()
+        file.write_text("")
+    who = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+    for command in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "It")):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    commit = machine.when()["commit"]
+    assert re.fullmatch("[0-9a-f]{8,}", commit)
+    module.write_text("changed")
+    assert machine.when()["commit"] == commit
+    measured.write_text("changed")
+    assert machine.when()["commit"] == f"{commit}+"

@@ -165,6 +165,14 @@ def test_reports_of_fatal_signals_have_the_frames_of_envs_only(
     assert words.take(0) == f"Fatal Python error: Aborted\n\n{OF_ENVS}"
 
 
+def test_a_call_of_the_env_into_envmgr_is_shown_with_the_env_s() -> None:
+    """As where it hangs in a write to its stderr, which a worker keeps the end of."""
+    lines = STACKS.splitlines()[8:]
+    kept = lines[3].replace("env_runner.py", "crash_report.py")
+    shown = [lines[0], kept, *lines[1:3]]
+    assert of_envs("\n".join([*shown, *lines[3:]])) == "\n".join(shown)
+
+
 def test_of_a_stack_of_nothing_else_the_calls_that_serve_envs_are_shown() -> None:
     # But not how the process came to them, which is some twenty calls of the worker server.
     ours = STACKS.splitlines()[8:9] + STACKS.splitlines()[11:]

@@ -107,9 +107,12 @@ def test_a_run_goes_on_bit_for_bit(make: Any, config: dict[str, Any]) -> None:
             break
 
 
-def test_who_waits_for_a_new_worker_waits_on(make: Any) -> None:
+@pytest.mark.parametrize("limit", [1, 1000, None])
+def test_who_waits_for_a_new_worker_waits_on(make: Any, limit: int | None) -> None:
+    """Also where the worker in which the run is restored has not reached a limit, or has none."""
     config = {"type": "thread", "num_workers": 1, "max_episodes_per_worker": 1}
-    manager, other = make(Walker, Walker, **config), make(Walker, Walker, **config)
+    manager = make(Walker, Walker, **config)
+    other = make(Walker, Walker, **{**config, "max_episodes_per_worker": limit})
     manager.reset({1: {"longer": 9}})
     while not manager.step({0: 0, 1: 0})[0].done:
         pass

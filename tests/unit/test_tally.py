@@ -33,12 +33,12 @@ def tally() -> Iterator[Tally]:
 
 def crash(how: str = "exit code 7") -> EnvCrash:
     text = f"the worker of env 0 (generation 1) died during apply(random_steps): {how}"
-    told = f"Fatal Python error: Aborted\n\n{STACKS}\n"
+    told = "warning: no GPU\n"  # what the env has said, which is no part of its stacks
     return EnvCrash(text, env_id=0, generation=1, during="call", stderr_tail=told)
 
 
 class Worker:
-    """What the process with the steps does to the tally; it dies of SIGABRT, as told by `kill`."""
+    """What the process with the steps does to the tally; it dies when it is told by `kill`."""
 
     def __init__(self, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tally = tally
@@ -46,6 +46,7 @@ class Worker:
         self.is_dead = threading.Event()
         self._patch = monkeypatch
         monkeypatch.setattr(module.os, "kill", self._kill)
+        monkeypatch.setattr(module.Stacks, "of", lambda _, pid: STACKS if pid == WORKER else "")
         monkeypatch.setattr(module, "_LOOKS_S", 0.001)
 
     def _kill(self, pid: int, number: int) -> None:
@@ -65,7 +66,7 @@ class Worker:
         def call() -> None:
             self.takes(begins, clock=1.0)
             assert self.is_dead.wait(60.0), "nobody ended the process"
-            raise crash("killed by SIGABRT")
+            raise crash("killed by SIGKILL")
 
         self.is_dead.clear()
         with pytest.raises(EnvHang) as caught:
@@ -80,7 +81,7 @@ def worker(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 def test_a_process_that_hangs_is_ended_and_says_where(tally: Tally, worker: Worker) -> None:
     hang = worker.hangs_in(tally.step_begins)
-    assert worker.killed == [(WORKER, signal.SIGABRT)]
+    assert worker.killed == [(WORKER, signal.SIGKILL)]
     assert (hang.limit_s, hang.env_id, hang.generation) == (10.0, 0, 1)
     assert hang.stacks == STACKS
     assert str(hang) == (
@@ -94,6 +95,10 @@ def test_what_has_hung_has_less_time_from_then_on(tally: Tally, worker: Worker) 
     worker.takes(tally.reset_begins, clock=5.0)
     worker.takes(tally.reset_ends, clock=5.5)
     assert worker.hangs_in(tally.step_begins).limit_s == 10.0
+    assert worker.hangs_in(tally.step_begins).limit_s == 5.0  # none was over so far
+    worker.takes(tally.step_begins, clock=7.0)
+    worker.takes(tally.step_ends, clock=7.001)
+    assert worker.hangs_in(tally.step_begins).limit_s == 2.5
     assert worker.hangs_in(tally.step_begins).limit_s == module.LEAST_LIMIT_S
     hang = worker.hangs_in(tally.reset_begins)
     assert hang.limit_s == 60.0  # another matter

@@ -73,16 +73,17 @@ def check_up(
         EnvManagerError: no worker process can be started at all.
     """
     options = options or CheckOptions()
-    limit_s, worker_log = options.limit_s, options.worker_log
-    opened = Laboratory(places=2, limit_s=limit_s, worker_log=worker_log)
+    limit_s, log = options.limit_s, options.worker_log
     # A probe of many steps takes them for half of the time at most: one that hangs is found before
     # all of it is over.
     step_s, reset_s = (
         min(limit_s / 2, math.inf if one is None else one)
         for one in (options.step_timeout_s, options.reset_timeout_s)
     )
-    tallied = Tally(step_s=step_s, reset_s=reset_s)
-    with contextlib.closing(opened) as laboratory, contextlib.closing(tallied) as tally:
+    with (
+        contextlib.closing(Laboratory(places=2, limit_s=limit_s, worker_log=log)) as laboratory,
+        contextlib.closing(Tally(step_s=step_s, reset_s=reset_s)) as tally,
+    ):
         check = _Check(laboratory, factory, options, with_frames, tally)
         for name, part in check.parts.items():
             begin(name)

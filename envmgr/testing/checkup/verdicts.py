@@ -206,7 +206,9 @@ def of_failures(
         figures = {"n_tries": n_tries, name: len(results), "share_of_steps": share}
         found = _of_share(share, text, figures)
         if name == "n_hung":
-            advice = f"Set step_timeout and reset_timeout, or a run waits for ever. {found.advice}"
+            advice = (
+                f"Without step_timeout and reset_timeout a run would wait for ever. {found.advice}"
+            )
             found = replace(found, advice=advice)
         findings.append(found)
     return findings

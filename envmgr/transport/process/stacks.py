@@ -114,11 +114,14 @@ def _is_watch(lines: list[str]) -> bool:
 
 
 def _of_env(lines: list[str]) -> list[str]:
-    inner = list(itertools.takewhile(lambda line: not line.startswith(_OURS), lines))
-    if len(inner) > 1:  # the first says which thread it is
-        return inner
-    # It is between two calls of the env; how its process came to serve envs tells nothing of that.
-    return [*lines[:1], *itertools.takewhile(lambda line: line.startswith(_OURS), lines[1:])]
+    thread, calls = lines[:1], lines[1:]
+    # What the env has called of ours, as where its stderr is kept; or all of it, between two calls.
+    called = list(itertools.takewhile(lambda line: line.startswith(_OURS), calls))
+    rest = calls[len(called) :]
+    of_env = list(itertools.takewhile(lambda line: not line.startswith(_OURS), rest))
+    if called and len(of_env) == len(rest):  # how the process came to serve envs tells nothing
+        of_env = []
+    return [*thread, *called, *of_env]
 
 
 def _listens(pid: int, status: dict[str, str]) -> bool:
