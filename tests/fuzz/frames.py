@@ -349,7 +349,7 @@ class _Fuzzer:
 
 
 _OF_PYTHON = {"_suggestions", "encodings.raw_unicode_escape"}
-"""What formatting a traceback imports, from Python 3.13 on; and a codec that pickles have texts in."""
+"""What formatting a traceback imports, from Python 3.13 on; a codec of texts in pickles."""
 
 
 def fuzz_frames(n_mutated: int, seed: int = 0) -> FrameReport:
