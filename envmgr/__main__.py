@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 _INTERRUPTED = 130
-"""As `envmgr.cli.INTERRUPTED`, which an interrupt of its import leaves unknown."""
+"""As `exit_codes.INTERRUPTED` of `envmgr.cli`, which an interrupt of its import leaves unknown."""
 
 
 def main() -> int:

@@ -165,7 +165,7 @@ def _tried(text: str, path: Path, allow_import: Sequence[str]) -> tuple[Tried, s
                 f"each of the {n_steps} steps that were tried failed, so nothing was written. The "
                 f"first: {'no env was ever ready' if error is None else paragraph(error)}"
             ) from error
-        # Half of the limit of the whole call, which is to find a hang only outside of these.
+        # Half of the limit of the whole call: a step or a reset that hangs is found as such.
         most_s = LIMIT_S / 2
         measured = measure_one(manager, PROFILE_S, min(most_s, step_limit_s(longest_s)), most_s)
         spaces = (str(manager.observation_space), str(manager.action_space))

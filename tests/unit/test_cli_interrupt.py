@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from envmgr import __main__ as command
+from envmgr.cli.exit_codes import INTERRUPTED
 from envmgr.cli.interrupt import Interruption
 
 
@@ -91,3 +93,7 @@ def test_other_threads_get_no_handlers() -> None:
     thread.start()
     thread.join()
     assert entered == [False]
+
+
+def test_an_interrupt_of_the_import_ends_the_command_as_a_later_one_does() -> None:
+    assert command._INTERRUPTED == INTERRUPTED
