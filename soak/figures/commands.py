@@ -37,7 +37,7 @@ class Ran(NamedTuple):
             return "nothing was printed"
         if not self.passed:
             return lines[-1][:200].replace(str(ROOT), "...")
-        return "; ".join(line for line in lines if len(line) <= _SHORT)
+        return "; ".join(line for line in lines if len(line) <= _SHORT) or lines[0][:200]
 
 
 def run(arguments: Sequence[str], limit_s: float, **variables: str) -> Ran:

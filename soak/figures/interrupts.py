@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import multiprocessing
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -20,9 +21,9 @@ from tests.faults.interrupted_collectors import COLLECTORS, Collecting
 # By fork, which starts workers fastest: some of the signals close the manager, so that another one
 # is needed.
 _PROCESSES = {name: {**config, "context": "fork"} for name, config in PROCESS_KINDS.items()}
+_IN_THIS_PROCESS: dict[str, dict[str, Any]] = {"inline": {"type": "base"}, **THREAD_KINDS}
 KINDS: dict[str, dict[str, Any]] = {
-    "inline": {"type": "base"},
-    **THREAD_KINDS,
+    **_IN_THIS_PROCESS,
     **_PROCESSES,
     "shared workers, large infos": LARGE_INFOS,
 }
@@ -35,6 +36,8 @@ _BESIDES = {
 
 AT_RANDOM, QUICK_AT_RANDOM = 10_000, 100
 QUICK_POINTS = 100
+MANY_POINTS = 20_000
+"""In the kinds of processes, whose calls have some 70 000, and whose workers may end with each."""
 SOME_POINTS, SOME_AT_RANDOM = 5_000, 2_000
 TARGET = "0 stale, lost, repeated, hung or wedged"
 
@@ -66,7 +69,13 @@ def measure(quick: bool) -> Sequence[Figure]:
     without = ("build", "close", "launch")
     return _carried_out(
         [
-            Attack(name, partial(Account, config), None, AT_RANDOM, without)
+            Attack(
+                name,
+                partial(Account, config),
+                None if name in _IN_THIS_PROCESS else MANY_POINTS,
+                AT_RANDOM,
+                without,
+            )
             for name, config in KINDS.items()
         ],
         quick,
@@ -120,9 +129,10 @@ def _attacked(attack: Attack) -> Sequence[Figure]:
 
 
 def _at_points(name: str, make: Make, count: int | None) -> Figure:
-    what = f"{name}: signals at points of calls"
+    which = "all points" if count is None else f"{count:,} points"
+    what = f"{name}: signals at {which} of calls"
     try:
-        figures = attacks.run(make, count)
+        figures = attacks.run(make, count, random.randrange(1 << 32))
     except AssertionError as error:
         return Figure(what, str(error), TARGET, False)
     text = f"{figures['reached']} signals, {figures['raised']} calls ended by them: none"

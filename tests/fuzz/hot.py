@@ -1352,7 +1352,8 @@ def main() -> None:
     began = time.monotonic()
     seen = fuzz(*(counts[1:] or [0]), counts[0])
     took_s = time.monotonic() - began
-    print(f"{sum(seen.values())} cases in {took_s:.0f} s, all equal: {dict(seen)}")
+    print(f"{sum(seen.values())} outcomes compared in {took_s:.0f} s, all equal")
+    print(", ".join(f"{what}: {n}" for what, n in seen.items()))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from tests.fuzz import hot
 
 assert hot.hot is module, "another module is used"
 if status == 0:
-    print(f"sanitized: {sum(hot.fuzz(1, int(count)).values())} cases, all equal")
+    print(f"sanitized: {sum(hot.fuzz(1, int(count)).values())} outcomes compared, all equal")
 sys.exit(status)
 """
 """Has envmgr use the module, before anything of it is imported; pytest imports the tests first."""
