@@ -113,6 +113,7 @@ class Visit:
 
     def __init__(self, sock: socket.socket, said: Mapping[str, Any]) -> None:
         self._sock = sock
+        self.said = said
         self.env_id: int = said["env_id"]
         self.where: str = said["where"]
         self.build: int = said["build"]
