@@ -10,9 +10,10 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from collections import ChainMap
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -35,11 +36,38 @@ def names_script(pickled: bytes) -> bool:
     return b"_main__" in pickled or b"<run_path>" in pickled
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+_NO_FILE = "<dynamic-code>"
+"""What cloudpickle 3.1.2 and later call the file of all code that they take along."""
+
+
+def _reduced(code: CodeType) -> Any:
+    """Reduce code as cloudpickle does, with the name of its file, which tracebacks show."""
+    constructor, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return constructor, tuple(
+        code.co_filename if isinstance(one, str) and one == _NO_FILE else one for one in arguments
+    )
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler of cloudpickle's for which code keeps the name of its file.
+
+    Args:
+        file: where the pickle goes.
+    """
+
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {CodeType: _reduced}, cloudpickle.Pickler.dispatch_table
+    )
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+
+
+class _NotingPickler(Pickler):
     """A pickler that shows each object to `note`, and pickles it as usual."""
 
     def __init__(self, file: io.BytesIO, note: Callable[[Any], None]) -> None:
-        super().__init__(file, protocol=5)
+        super().__init__(file)
         self._note = note
 
     def persistent_id(self, value: Any) -> None:
@@ -64,10 +92,8 @@ def dumps(value: Any, note: Callable[[Any], None] | None = None) -> bytes:
 
 
 def _dumped(value: Any, note: Callable[[Any], None] | None) -> bytes:
-    if note is None:
-        return bytes(cloudpickle.dumps(value, protocol=5))
     file = io.BytesIO()
-    _Pickler(file, note).dump(value)
+    (Pickler(file) if note is None else _NotingPickler(file, note)).dump(value)
     return file.getvalue()
 
 

@@ -200,25 +200,23 @@ class FailureBudget:
         own = self._of_env[env_id].charge(failure, now, steps)
         of_all = 0 if is_spare else self._of_all.charge(failure, now, steps_of_all)
         if own > policy.max_failures:
-            return (
-                f"{'spare ' if is_spare else ''}env {env_id} failed {counted(own, 'time')} within "
-                f"{window_s:g} s{self._besides(steps, policy.max_failures)} "
-                f"(max_failures is {policy.max_failures})"
-            )
+            limit = self._limit_text("max_failures", policy.max_failures, steps)
+            who = f"{'spare ' if is_spare else ''}env {env_id}"
+            return f"{who} failed {counted(own, 'time')} within {window_s:g} s{limit}"
         if of_all > self._limit_of_all:
-            limit = f"{self._limit_of_all}{self._where_from}"
-            return (
-                f"all envs together failed {counted(of_all, 'time')} within {window_s:g} s"
-                f"{self._besides(steps_of_all, self._limit_of_all)} "
-                f"(max_failures_total is {limit})"
-            )
+            key, where = "max_failures_total", self._where_from
+            limit = self._limit_text(key, self._limit_of_all, steps_of_all, where)
+            times = counted(of_all, "time")
+            return f"all envs together failed {times} within {window_s:g} s{limit}"
         return None
 
-    def _besides(self, steps: int, limit: int) -> str:
-        share = self._policy.max_failure_share
+    def _limit_text(self, key: str, limit: int, steps: int, where_from: str = "") -> str:
+        """Return what a limit is, and what does not count."""
+        share, text = self._policy.max_failure_share, f"{key} is {limit}{where_from}"
         if share * steps < 1.0 or limit == 0:
-            return ""
-        return f" besides those that steps make up for, by max_failure_share {share:.3g}"
+            return f" ({text})"
+        text += f"; max_failure_share {share:.3g}"
+        return f", not counting those that steps make up for ({text})"
 
     def forgive(self, env_id: int) -> None:
         """Forget the failures of one env."""

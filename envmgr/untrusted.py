@@ -28,7 +28,7 @@ def plain(text: str) -> str:
 
 def plain_line(text: str) -> str:
     """Return a text as `plain` does, but as one line, so that it cannot pass for several."""
-    return plain(text).replace("\n", "\\n")
+    return plain(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def opened_itself(path: str, flags: int, mode: int = 0o666) -> int:

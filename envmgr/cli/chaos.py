@@ -156,9 +156,9 @@ class _ChaosRun(Attempt):
         if self._changes:
             set_here = ", ".join(f"{key}: {value}" for key, value in self._changes.items())
             print(f"envmgr chaos: for this run, manager has {set_here}")
+        injuries = _injuries(f"{self._options.rate_hz:g}")
         print(
-            f"envmgr chaos: launching {plain(self.title)}; {self._options.rate_hz:g} injuries per "
-            f"second ({kinds})",
+            f"envmgr chaos: launching {plain(self.title)}; {injuries} per second ({kinds})",
             flush=True,
         )
         limit_s = self._resolved.values.manager.step_timeout
@@ -196,7 +196,7 @@ class _ChaosRun(Attempt):
             return []
         report = self._loop.ledger.report()
         wrong = f"{report.lost} lost, {report.repeated} repeated, {report.swapped} swapped"
-        return [f"{len(self._saboteur.injuries)} injuries", wrong]
+        return [_injuries(str(len(self._saboteur.injuries))), wrong]
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -293,3 +293,7 @@ def _injury_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
         ]
         for kind, figures in summary.items()
     ]
+
+
+def _injuries(n: str) -> str:
+    return f"{n} {'injury' if n == '1' else 'injuries'}"

@@ -28,6 +28,7 @@ from envmgr.outcomes import failure_in
 from envmgr.texts import counted
 from envmgr.tuning.measuring import MANY, Attempts, measure_one
 from envmgr.tuning.template import Tried, config_text, step_limit_s
+from envmgr.untrusted import plain_line
 
 TRIED_STEPS = 3
 LIMIT_S = 60.0
@@ -168,7 +169,8 @@ def _tried(text: str, path: Path, allow_import: Sequence[str]) -> tuple[Tried, s
         # Half of the limit of the whole call: a step or a reset that hangs is found as such.
         most_s = LIMIT_S / 2
         measured = measure_one(manager, PROFILE_S, min(most_s, step_limit_s(longest_s)), most_s)
-        spaces = (str(manager.observation_space), str(manager.action_space))
+        observations, actions = manager.observation_space, manager.action_space
+        spaces = (plain_line(str(observations)), plain_line(str(actions)))
         metadata: Any = manager.metadata or {}
     failed_text = _failed_text(failures, n_steps, measured, config.max_failure_share)
     modes = tuple(map(str, metadata.get("render_modes", ())))

@@ -332,6 +332,8 @@ class _Run(Attempt):
         unfinished = {} if self._collector is None else self._collector.unfinished
         n_lost = sum(unfinished.values())
         kept = counted(statistics.steps - n_lost, "timestep")
+        if statistics.steps == n_lost:
+            return f"no episode had ended, so {counted(n_lost, 'timestep')} are lost; see {where}"
         text = f"{episodes_text(statistics)} and {kept} had been collected and are kept in {where}"
         if unfinished:
             episodes = counted(len(unfinished), "unfinished episode")

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Phase
+from envmgr.lifecycle import EnvState
 from envmgr.texts import env_ids_text, seconds_text
 from envmgr.wire.board import Activity, Board
 
@@ -44,6 +45,9 @@ def activities_of(hosts: Hosts) -> npt.NDArray[np.uint8]:
     for env_id in list(table.undelivered):
         if phases[env_id] == Phase.IDLE:
             found[env_id] = Activity.ANSWERED
+    for env_id in range(n):  # until its first reset has its turn, nothing can be sent to it
+        if phases[env_id] == Phase.IDLE and table.states[env_id] is EnvState.INIT:
+            found[env_id] = Activity.PAUSING
     for env in hosts.envs:
         if env.host_id is None and phases[env.env_id] == Phase.IDLE:
             found[env.env_id] = Activity.NONE

@@ -17,7 +17,6 @@ import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle
 from gymnasium.utils import EzPickle
 
 from envmgr import pickles
@@ -261,11 +260,11 @@ def _unpicklable(
     return NoStateError(f"{what} cannot be pickled: {error_text(error)}")
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(pickles.Pickler):
     """A pickler of what layers hold, but not of the layers, nor of classes of a script."""
 
     def __init__(self, file: io.BytesIO, layers: _Layers) -> None:
-        super().__init__(file, protocol=5)
+        super().__init__(file)
         self._places = {id(layer): place for place, layer in enumerate(layers.chain)}
 
     def persistent_id(self, obj: Any) -> Any:

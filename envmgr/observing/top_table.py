@@ -182,7 +182,7 @@ class Top:
                     "p50": _time(p50),
                     "p99": _time(p99),
                     "fail": str(failed),
-                    "MB": f"{memory[host] if 0 <= host < len(memory) else 0:.0f}",
+                    "MB": _megabytes(memory[host] if 0 <= host < len(memory) else 0.0),
                 },
                 p99,
             )
@@ -218,6 +218,11 @@ def _line(cells: Mapping[str, str], width: int) -> str:
         for name, cell in cells.items()
     )
     return " ".join(aligned)[:width]
+
+
+def _megabytes(memory: float) -> str:
+    """Return the memory of a worker as text; `-` if it has none, as while it is replaced."""
+    return f"{memory:.0f}" if memory else "-"
 
 
 def _number(value: float) -> str:

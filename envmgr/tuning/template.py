@@ -18,7 +18,7 @@ _PATIENCE = 50
 """A step or a reset may take this many times as long as the longest one that was seen."""
 
 
-_SHARED_WORKERS = "num_workers: auto             # one env is tried at launch; null: a process each"
+_SHARED_WORKERS = "num_workers: auto             # auto tries one env first; null: a process each"
 _WORKER_EACH = "num_workers: null             # a process each: this env has ended its own"
 
 
@@ -126,7 +126,7 @@ def _times(profile: Mapping[str, Any] | None) -> str:
         episodes = f"an episode of random actions {length:,.0f} steps"
     return (
         f"A step took {short_time(profile['step_mean_s'])}, a reset "
-        f"{short_time(profile['reset_mean_s'])}; {episodes}."
+        f"{short_time(profile['reset_p50_s'])} (median); {episodes}."
     )
 
 

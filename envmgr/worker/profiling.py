@@ -218,6 +218,7 @@ class Profile(NamedTuple):
         resets_s: likewise of resets.
         n_failed: how many steps and resets raised.
         failure: what the first of them raised, and where.
+        episode_steps: mean length of the episodes that ended; None if none did.
     """
 
     trial: Trial
@@ -225,6 +226,7 @@ class Profile(NamedTuple):
     resets_s: tuple[float, ...]
     n_failed: int = 0
     failure: str = ""
+    episode_steps: float | None = None
 
     @property
     def own_steps_s(self) -> Any:
@@ -242,12 +244,6 @@ class Profile(NamedTuple):
         """The part of a step in which the process had nothing to do; 0 to 1."""
         return min(1.0, self.trial.steps_wait_s / max(self.trial.steps_s, 1e-12))
 
-    @property
-    def episode_steps(self) -> float | None:
-        """Steps per episode; None if no episode ended."""
-        trial = self.trial
-        return trial.n_steps / trial.n_episodes if trial.n_episodes else None
-
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain values, times in seconds."""
         steps, trial = self.own_steps_s, self.trial
@@ -261,6 +257,7 @@ class Profile(NamedTuple):
             "step_max_s": max(self.steps_s),
             "step_wait_share": self.wait_share,
             "reset_mean_s": trial.reset_s,
+            "reset_p50_s": float(np.percentile(self.resets_s, 50)),
             "reset_max_s": max(self.resets_s),
             "episode_steps": self.episode_steps,
         }
@@ -296,21 +293,35 @@ def run_profile(
     """Measure steps and resets; the arguments are those of `run_trial`."""
     steps_s: list[float] = []
     resets_s: list[float] = []
+    length = n_ended = n_steps_of_ended = 0
 
     def timed_take(action: Any) -> bool:
+        nonlocal length, n_ended, n_steps_of_ended
         began = now_s()
         done = take(action)
         if len(steps_s) <= MOST_KEPT:
             steps_s.append(now_s() - began)
+        length += 1
+        if done:
+            n_ended += 1
+            n_steps_of_ended += length
+            length = 0
         return done
 
     def timed_reset() -> None:
+        nonlocal length
         began = now_s()
         reset()
         resets_s.append(now_s() - began)
+        length = 0
 
     trial = run_trial(
         timed_take, timed_reset, sample, seconds, now_s=now_s, cpu_s=cpu_s, queued_s=queued_s
     )
     # The first step is unlike the others: it is not in the sums either, nor is its reset.
-    return Profile(trial, tuple(steps_s[1:]), tuple(resets_s[-trial.n_resets :][:MOST_KEPT]))
+    return Profile(
+        trial,
+        tuple(steps_s[1:]),
+        tuple(resets_s[-trial.n_resets :][:MOST_KEPT]),
+        episode_steps=n_steps_of_ended / n_ended if n_ended else None,
+    )

@@ -353,7 +353,8 @@ def test_import_names_of_a_file_have_to_be_listed(own: Path, installed: Path) ->
     policy.admit_registering("cfgtest_kinds", "cfgtest_kinds", "manager.import_names")
     with pytest.raises(ConfigError, match=r"manager\.import_names .*--allow-import cfgtest_mine"):
         policy.admit_registering("cfgtest_mine", "cfgtest_mine", "manager.import_names")
-    sys.path.append(str(own))
+    allowing = FilePolicy(("cfgtest_mine",), folders=(own.resolve(),))
+    allowing.admit_registering("cfgtest_mine", "cfgtest_mine", "manager.import_names")
     import_modules(["cfgtest_mine"])
     with pytest.raises(ConfigError, match=r"manager\.import_names names the module 'cfgtest_no'"):
         import_modules(["cfgtest_no"])

@@ -77,6 +77,15 @@ def test_an_interrupt_anywhere_leaves_it_to_others(script: Any) -> None:
         assert pickled, f"a lock is held after an interrupt at {point}"
 
 
+def test_code_keeps_the_name_of_its_file() -> None:
+    code = compile("def fails():\n    return (lambda: 1 / 0)()\n", "/home/me/game.py", "exec")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, names)  # noqa: S102 - as those who run scripts do
+    with pytest.raises(ZeroDivisionError) as raised:
+        pickle.loads(pickles.dumps(names["fails"]))()
+    assert [str(one.path) for one in raised.traceback][1:] == ["/home/me/game.py"] * 2
+
+
 def test_modules_are_named_as_ever() -> None:
     assert pickles.dumps(pickle.loads) == cloudpickle.dumps(pickle.loads, protocol=5)
     assert not pickles.is_of_script(cloudpickle.Pickler)

@@ -267,8 +267,8 @@ def test_the_clause_says_what_does_not_count() -> None:
     assert texts == [
         None,
         None,
-        "env 0 failed 2 times within 60 s besides those that steps make up for, by "
-        "max_failure_share 0.05 (max_failures is 1)",
+        "env 0 failed 2 times within 60 s, not counting those that steps make up for "
+        "(max_failures is 1; max_failure_share 0.05)",
     ]
 
 

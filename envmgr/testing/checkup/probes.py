@@ -23,6 +23,7 @@ from envmgr.manager.tally import TalliedPlay, Tally
 from envmgr.testing.checksums import checksum_of, reward_checksum
 from envmgr.testing.checkup.processes import Holdings, holdings, release_free_memory
 from envmgr.testing.env_problems import problems_of_one, seeded_run
+from envmgr.untrusted import plain_line
 from envmgr.worker.profiling import profile_env
 
 Factory = Callable[[], Any]
@@ -172,7 +173,7 @@ def describe(factory: Factory, n_steps: int, limit_s: float = math.inf) -> Descr
         changed = zip(_SIGNALS, handlers, strict=True)
         return Description(
             env_name(built),
-            (str(observation_space), str(action_space)),
+            (plain_line(str(observation_space)), plain_line(str(action_space))),
             tuple(sorted(casts)),
             unpicklable,
             construction_s,
