@@ -37,7 +37,7 @@ def names_script(pickled: bytes) -> bool:
 
 
 _NO_FILE = "<dynamic-code>"
-"""What cloudpickle 3.1.2 and later call the file of all code that they take along."""
+"""What cloudpickle 3.1.3 and later call the file of all code that they take along."""
 
 
 def _reduced(code: CodeType) -> Any:
