@@ -36,8 +36,6 @@ _BESIDES = {
 
 AT_RANDOM, QUICK_AT_RANDOM = 10_000, 100
 QUICK_POINTS = 100
-MANY_POINTS = 20_000
-"""In the kinds of processes, whose calls have some 70 000, and whose workers may end with each."""
 SOME_POINTS, SOME_AT_RANDOM = 5_000, 2_000
 TARGET = "0 stale, lost, repeated, hung or wedged"
 
@@ -65,14 +63,18 @@ class Attack(NamedTuple):
 
 
 def measure(quick: bool) -> Sequence[Figure]:
-    """Attack each kind at points of its calls, then at random moments of them."""
+    """Attack each kind at points of its calls, then at random moments of them.
+
+    The calls of a kind have some 70 000 points. Where workers may end with each signal, that would
+    take hours: some points are drawn, others each time.
+    """
     without = ("build", "close", "launch")
     return _carried_out(
         [
             Attack(
                 name,
                 partial(Account, config),
-                None if name in _IN_THIS_PROCESS else MANY_POINTS,
+                None if name in _IN_THIS_PROCESS else SOME_POINTS,
                 AT_RANDOM,
                 without,
             )
