@@ -45,9 +45,9 @@ def activities_of(hosts: Hosts) -> npt.NDArray[np.uint8]:
     for env_id in list(table.undelivered):
         if phases[env_id] == Phase.IDLE:
             found[env_id] = Activity.ANSWERED
-    for env_id in range(n):  # until its first reset has its turn, nothing can be sent to it
-        if phases[env_id] == Phase.IDLE and table.states[env_id] is EnvState.INIT:
-            found[env_id] = Activity.PAUSING
+    states = np.frombuffer(bytes(table.states.column), np.uint8)[:n]
+    not_begun = (phases[:n] == Phase.IDLE) & (states == EnvState.INIT)
+    found[:n][not_begun] = Activity.PAUSING  # until its first reset: it takes no action yet
     for env in hosts.envs:
         if env.host_id is None and phases[env.env_id] == Phase.IDLE:
             found[env.env_id] = Activity.NONE

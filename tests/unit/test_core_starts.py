@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from envmgr.core import Phase
+from envmgr.core.activities import activities_of
 from envmgr.core.launching import begin_envs, build_envs
 from envmgr.core.phases import Next
 from envmgr.core.slots import SlotRules
@@ -19,6 +20,7 @@ from envmgr.errors import LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, StartCaps
 from envmgr.shared_caps import SharedUnits
+from envmgr.wire.board import Activity
 from envmgr.wire.messages import Op
 from tests.fake_hosts import FakeEnvs, FakeHost
 from tests.rig import Rig, over_routes, route
@@ -96,6 +98,16 @@ def test_a_launch_builds_and_resets_so_many_at_a_time_in_order() -> None:
     assert rig.clock() - began == 3.0 + 3.0  # three rounds of constructions, three of resets
     assert rig.ready() == [0, 1, 2, 3, 4]
     assert [h.env_id for h in rig.transport.hosts.values()] == [0, 1, 2, 3, 4]
+
+
+def test_until_its_first_reset_no_env_is_said_to_wait_for_an_action() -> None:
+    rig = capped(5, 2)
+    rig.transport.answer = Busy(rig, 1.0)
+    with rig.engine.calling:
+        build_envs(rig.engine, same_spaces=True)
+        assert Activity.READY not in activities_of(rig.hosts)
+        begin_envs(rig.engine, None)
+    assert activities_of(rig.hosts).tolist() == [Activity.READY] * 5
 
 
 def test_a_launch_with_one_at_a_time_works_in_shared_hosts_too() -> None:
