@@ -452,7 +452,7 @@ def test_times_come_with_advice() -> None:
     assert cheap["step_mean_s"] == pytest.approx(1e-5)
     assert cheap["step_std_s"] == pytest.approx(0.0, abs=1e-9)
     assert cheap["step_wait_share"] == pytest.approx(0.0)
-    assert slow["episode_steps"] == pytest.approx(10, rel=0.2)
+    assert slow["episode_steps"] == 10, "of whole episodes"
     assert slow["reset_mean_s"] == pytest.approx(0.2)
     assert "num_workers: auto" in verdicts.of_pace(cheap)[0].advice
     assert verdicts.of_pace(slow)[0].text.startswith("a step takes 2 ms (median 2 ms")
