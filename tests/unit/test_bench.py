@@ -195,7 +195,7 @@ def test_peers_do_not_know_masks() -> None:
 PROFILE = {
     "step_mean_s": 1e-5,
     "step_max_s": 3e-4,
-    "reset_mean_s": 2e-3,
+    "reset_p50_s": 2e-3,
     "reset_max_s": 3.0,
     "episode_steps": 22.5,
 }
