@@ -193,6 +193,9 @@ class ActionColumns:
             leaf = self._layout.leaves[skeleton]
             exact = leaf.dtype.type if leaf.is_number else np.ndarray
             if leaf.is_number and type(value) is int and self._converted is not None:
+                info = np.iinfo(leaf.dtype)
+                if not info.min <= value <= info.max:
+                    return None
                 value = exact(value)  # of which such an env makes an int again
             fits = type(value) is exact and value.dtype == leaf.dtype and value.shape == leaf.shape
             return [value] if fits else None

@@ -221,6 +221,13 @@ class TestOfValues:
         if isinstance(space, Discrete):
             assert form in (PYTHON_NUMBERS, NUMPY_VALUES, NUMBERS_IN_ARRAYS, NUMBERS_IN_POINTS)
 
+    @pytest.mark.parametrize("check", [False, True, "strict"])
+    @pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1])
+    def test_a_number_that_does_not_fit_its_dtype_is_left_to_others(
+        self, check: Any, number: int
+    ) -> None:
+        assert converting(SPACES["lone in a tuple"], check).of_values([(number,)]) is None
+
     @given(some_space, some_check, st.data())
     def test_samples_of_the_space_are_taken(
         self, name: str, check: Any, data: st.DataObject
