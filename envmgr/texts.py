@@ -51,9 +51,9 @@ def seconds_text(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def counted(n: int, noun: str) -> str:
-    """Return `1 episode`, `2 episodes`."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+def counted(n: int, noun: str, plural: str = "") -> str:
+    """Return `1 episode`, `2 episodes`; other plurals than these have to be given."""
+    return f"{n:,} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def env_ids_text(env_ids: Iterable[int]) -> str:

@@ -23,7 +23,7 @@ from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.testing import ANY_ENV, AuditedLoop, Ledgered, LedgerReport, Saboteur, vulnerable
 from envmgr.testing.injuries import refuse_kinds
-from envmgr.texts import short_time
+from envmgr.texts import counted, short_time
 from envmgr.types import EnvFactory
 from envmgr.untrusted import plain
 
@@ -156,9 +156,9 @@ class _ChaosRun(Attempt):
         if self._changes:
             set_here = ", ".join(f"{key}: {value}" for key, value in self._changes.items())
             print(f"envmgr chaos: for this run, manager has {set_here}")
-        injuries = _injuries(f"{self._options.rate_hz:g}")
         print(
-            f"envmgr chaos: launching {plain(self.title)}; {injuries} per second ({kinds})",
+            f"envmgr chaos: launching {plain(self.title)}; injuries per second: "
+            f"{self._options.rate_hz:g} ({kinds})",
             flush=True,
         )
         limit_s = self._resolved.values.manager.step_timeout
@@ -196,7 +196,7 @@ class _ChaosRun(Attempt):
             return []
         report = self._loop.ledger.report()
         wrong = f"{report.lost} lost, {report.repeated} repeated, {report.swapped} swapped"
-        return [_injuries(str(len(self._saboteur.injuries))), wrong]
+        return [counted(len(self._saboteur.injuries), "injury", "injuries"), wrong]
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -293,7 +293,3 @@ def _injury_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
         ]
         for kind, figures in summary.items()
     ]
-
-
-def _injuries(n: str) -> str:
-    return f"{n} {'injury' if n == '1' else 'injuries'}"

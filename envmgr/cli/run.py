@@ -329,11 +329,12 @@ class _Run(Attempt):
         if where is None:
             what = f"{episodes_text(statistics)} and {counted(statistics.steps, 'timestep')}"
             return f"{what} had been collected, and nothing was written"
+        if not statistics.n_ended:
+            steps = counted(statistics.steps, "timestep")
+            return f"no episode had ended, so {steps} of unfinished ones are not kept; see {where}"
         unfinished = {} if self._collector is None else self._collector.unfinished
         n_lost = sum(unfinished.values())
         kept = counted(statistics.steps - n_lost, "timestep")
-        if statistics.steps == n_lost:
-            return f"no episode had ended, so {counted(n_lost, 'timestep')} are lost; see {where}"
         text = f"{episodes_text(statistics)} and {kept} had been collected and are kept in {where}"
         if unfinished:
             episodes = counted(len(unfinished), "unfinished episode")

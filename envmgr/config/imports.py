@@ -14,8 +14,8 @@ module runs its code. What a file names is imported only when its module is
   configs run their own code without further ado; but not in the folder of a run that is resumed.
   Such a folder is appended to `sys.path`, once, and stays there, because workers import the module
   as well and get the `sys.path` of their parent. Appended, it shadows nothing: where Python would
-  find another module of that name first, the import is refused. (Modules of
-  `import_names` and `preload` have to be in the list, too, wherever they are.)
+  find another module of that name first, the import is refused. (Modules of `import_names` and
+  `preload` have to be in the list, too, wherever they are.)
 
 The module is checked before it is imported, and the object it gave afterwards: `logging:os.system`
 names a function of `os`, whatever module it was reached through. Of gymnasium and of envmgr only
@@ -125,8 +125,11 @@ class FilePolicy(Allowed):
             return
         if is_listed and (top in sys.modules or find(top) is not None):
             return
-        # A module in the list may lie there as well as any other.
-        if self._is_made_importable(top, key) or is_listed:  # the import says that there is none
+        for folder in self.folders:  # a module in the list may be there as well as any other
+            if _is_found_in(folder, top):
+                _make_importable(folder, top, key)
+                return
+        if is_listed:  # the import says that there is none
             return
         known = package_of_module(module) if registers else package_of_classes(module)
         if known is None:
@@ -143,26 +146,14 @@ class FilePolicy(Allowed):
             ConfigError: the module is not allowed; the message says what would allow it.
             MissingDependencyError: it is of a known package that is not installed.
         """
-        if _within(module, ("gymnasium", *OWN_MODULES)):
-            return
-        if self.allows(module):
-            top = module.partition(".")[0]
-            if top not in sys.modules and find(top) is None:
-                self._is_made_importable(top, key)
+        if self.allows(module) or _within(module, ("gymnasium", *OWN_MODULES)):
+            self.admit_module(module, name, key)
             return
         known = package_of_module(module)
         if known is None:
             self._refuse_missing(module.partition(".")[0], name, key)
             raise FilePolicy(self.imports)._refusal(module, name, key)
         check_installed(known, self.places, name, key)
-
-    def _is_made_importable(self, top: str, key: str) -> bool:
-        """Have Python find a module that lies in one of the folders; return whether one does."""
-        for folder in self.folders:
-            if _is_found_in(folder, top):
-                _make_importable(folder, top, key)
-                return True
-        return False
 
     def admit_arguments(
         self, known: KnownPackage, given: Iterable[str], name: str, key: str = "env.kwargs"

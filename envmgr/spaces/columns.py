@@ -58,6 +58,8 @@ class ActionColumns:
         self._converted = converted
         self._layout = layout
         self._bounds = bounds or [None] * len(layout.leaves)
+        numbers = [(j, leaf) for j, leaf in enumerate(layout.leaves) if leaf.is_number]
+        self._ranges = {j: _range_of(leaf.dtype) for j, leaf in numbers}
         lone = layout.leaves[0] if not layout.leaves[0].path and len(layout.leaves) == 1 else None
         self._lone = lone
         self._is_number = lone is not None and lone.is_number
@@ -75,8 +77,7 @@ class ActionColumns:
             return (False, 0, 0) if bounds is None and has_buffer(self._dtype) else None
         if self._dtype != np.int64:
             return None
-        info = np.iinfo(np.int64)
-        least, most = int(info.min), int(info.max)
+        least, most = self._ranges[0]
         if bounds is None:
             return True, least, most
         low, high = bounds
@@ -171,11 +172,8 @@ class ActionColumns:
     def _numbers_fit(self, values: Sequence[Any]) -> bool:
         if self._choices is not None:
             return self._choices.issuperset(values)
-        bounds = self._bounds[0]
-        if bounds is not None:
-            return bool(bounds[0] <= min(values) and max(values) <= bounds[1])
-        info = np.iinfo(self._dtype)
-        return bool(info.min <= min(values) and max(values) <= info.max)
+        least, most = self._bounds[0] or self._ranges[0]
+        return bool(least <= min(values) and max(values) <= most)
 
     def _of_trees(self, values: Sequence[Any]) -> tuple[list[Array], int] | None:
         rows = []
@@ -193,8 +191,8 @@ class ActionColumns:
             leaf = self._layout.leaves[skeleton]
             exact = leaf.dtype.type if leaf.is_number else np.ndarray
             if leaf.is_number and type(value) is int and self._converted is not None:
-                info = np.iinfo(leaf.dtype)
-                if not info.min <= value <= info.max:
+                least, most = self._ranges[skeleton]
+                if not least <= value <= most:
                     return None
                 value = exact(value)  # of which such an env makes an int again
             fits = type(value) is exact and value.dtype == leaf.dtype and value.shape == leaf.shape
@@ -255,6 +253,12 @@ def _are_alike(values: Sequence[Any]) -> bool:
     if not all(type(value) is np.ndarray for value in values):
         return False
     return len({(value.dtype, value.shape) for value in values}) == 1
+
+
+def _range_of(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the least and the largest integer of a dtype."""
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
 
 
 def _choices(bounds: Bounds) -> frozenset[int] | None:

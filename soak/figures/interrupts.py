@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 _A_WORKER_EACH = _PROCESSES["a worker each, in the block"]
 _BESIDES = {
-    "inline": {"type": "base"},
+    "inline": KINDS["inline"],
     "by message, shared": _PROCESSES["by message, shared, some at a time"],
 }
 """The kinds where fewer points will do, because an adapter does the same on every kind."""

@@ -421,6 +421,9 @@ class TestFailures:
         assert part in summary_in(tmp_path / "out")["error"]
         # where in the user's own code, unless envmgr itself has refused something
         assert ("Traceback" in result.err) == (policy != "only_the_first")
+        if policy == "TellsItsServer":
+            kept = "no episode had ended, so 6 timesteps of unfinished ones are not kept; see out"
+            assert kept in result.err
 
     def test_of_the_config_that_come_late_keep_what_there_is(
         self, envmgr: Run, tmp_path: Path

@@ -53,6 +53,14 @@ def test_at_80_columns_what_matters_is_there_and_at_87_all() -> None:
     assert "p50" in Top().table(0, board(1), 51.0, 87).names
 
 
+def test_an_env_whose_worker_is_not_there_is_not_said_to_need_no_memory() -> None:
+    one = board(2)
+    one.pids[1] = os.getpid()
+    without, ours = Top().table(0, one, 51.0, 80).lines
+    assert without.split()[-1] == "-"
+    assert int(ours.split()[-1]) > 0
+
+
 @pytest.mark.parametrize("height", [5, 10, 24])
 def test_the_screen_holds_all_lines_and_follows_the_choice(height: int) -> None:
     view, boards = LiveTop(7, "env"), [board(50)]
